@@ -216,7 +216,7 @@ def main() -> None:
     try:
         policy_of_mode(config, Predictor())
         tokenizer = load_tokenizer(config.model, config.revision)
-        load_chat_template(config.model, tokenizer, config.revision)
+        template = load_chat_template(config.model, tokenizer, config.revision)
         _check_port(config)
         _check_record(config)
     except (VocabularyError, PolicyOptionError, StartError) as error:
@@ -227,7 +227,8 @@ def main() -> None:
         f"waiting requests ({flag('max_waiting')}) and some spare",
         flush=True,
     )
-    for told in config.without_effect:
+    told_too = [] if template.unreadable is None else [f"{template.unreadable}; chats get 400"]
+    for told in [*config.without_effect, *told_too]:
         print(f"warning: {told}", file=sys.stderr, flush=True)
     if config.open_to_the_world and not config.keys:
         print(

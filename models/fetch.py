@@ -21,8 +21,10 @@ from kernels import cache_folder
 from models.names import ALLOWED, EMBEDDED, GGUF_SUFFIX, LISTED, Listed, local_path, repository_of
 
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
-# of a repository, in its topmost folder: weights, descriptions, vocabularies, templates
-_WANTED, _UNWANTED = ["*.safetensors", "*.json", "merges.txt", "*.jinja"], ["*/*"]
+# of a repository: templates, and in its topmost folder weights, descriptions and vocabularies;
+# Mistral's have the weights a second time, under names that are not read here
+_WANTED = ["*.safetensors", "*.json", "merges.txt", "*.jinja"]
+_UNWANTED = ["*/*.safetensors", "*/*.json", "*/merges.txt", "consolidated*"]
 # of GGUF files: 8 bits compute as they are stored and lose little, other types become that
 _BEST_FIRST = (
     "Q8_0", "BF16", "F16", "F32", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_K_M",

@@ -6,16 +6,14 @@ never becomes a special token. A template ends within a time and a length, whate
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from models.names import EMBEDDED, GGUF_SUFFIX, RANDOM_PREFIX
 from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
+from text.special_tokens import read_names, read_settings
 from text.tokenizer import Tokenizer, VocabularyError
 from text.tools import conversation
 from text.tools.conversation import Message, Tool
@@ -30,7 +28,7 @@ PLAIN = """\
 Assistant:
 {%- endif %}
 """
-TEMPLATE_FILE, SETTINGS_FILE = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 TOOL_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
 GGUF_KEY = "tokenizer.chat_template"
@@ -52,8 +50,8 @@ class ConversationError(ValueError):
 class ChatTemplate:
     """`of_tools`: the template for conversations with tools, where the model has one apart.
     `is_plain`: the model has none of its own. `reserved`: names that clients cannot set. `form`:
-    how the model writes calls. `reasons`: it writes reasoning before its answers. Raises
-    VocabularyError for a source that is not a template."""
+    how the model writes calls. `reasons`: it writes reasoning before its answers. `unreadable`: why
+    there are no chats; None: there are."""
 
     def __init__(
         self,
@@ -62,12 +60,14 @@ class ChatTemplate:
         names: Mapping[str, str],
         of_tools: str | None = None,
     ) -> None:
+        self.unreadable: str | None = None
         try:
             self._template = self._of_tools = SandboxedTemplate(source)
             if of_tools is not None:
                 self._of_tools = SandboxedTemplate(of_tools)
-        except TemplateError as error:
-            raise VocabularyError(f"the model's chat template cannot be read: {error}") from error
+        except Exception as error:  # a template may be anything
+            self.unreadable = f"the model's chat template cannot be read: {error}"
+            self._template = self._of_tools = SandboxedTemplate(PLAIN)
         self.is_plain = source == PLAIN
         self._tokenizer = tokenizer
         self._names = names
@@ -87,7 +87,8 @@ class ChatTemplate:
     ) -> list[int]:
         """As `text`, in tokens. Raises ConversationError, and EncodingError."""
         text = self.text(messages, tools, add_generation_prompt=add_generation_prompt, names=names)
-        return self._tokenizer.encode_template(text)
+        ids = self._tokenizer.encode_template(text)
+        return self._tokenizer.begun(ids) if self.is_plain else ids
 
     def text(
         self,
@@ -100,6 +101,8 @@ class ChatTemplate:
         """`add_generation_prompt`: it ends with the beginning of the assistant's answer. `names`:
         that the template reads, as a client sets them; none of `reserved`. Raises
         ConversationError."""
+        if self.unreadable is not None:
+            raise ConversationError(self.unreadable)
         template = self._template
         if tools or any(map(_has_calls, messages)):
             template = self._of_tools
@@ -192,10 +195,13 @@ def load_chat_template(
     path = locate_files(model, revision)
     if path.suffix == GGUF_SUFFIX:
         return _from_gguf(path, tokenizer)
-    templates, settings = _templates(path), _settings(path)
-    names = {
-        name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None
-    }
+    names = read_names(path, tokenizer.special_ids)
+    try:
+        templates = _templates(path)
+    except VocabularyError as error:
+        template = ChatTemplate(PLAIN, tokenizer, names)
+        template.unreadable = str(error)
+        return template
     return ChatTemplate(templates["default"], tokenizer, names, templates.get(TOOL_USE))
 
 
@@ -208,7 +214,7 @@ def _templates(folder: Path) -> dict[str, str]:
     """By name; there is always a default. Raises VocabularyError."""
     files = {"default": TEMPLATE_FILE, TOOL_USE: TOOL_FILE}
     try:
-        found = _declared(_settings(folder).get("chat_template"))
+        found = _declared(read_settings(folder).get("chat_template"))
         for name, file in files.items():
             if (path := folder / file).exists():
                 found[name] = path.read_text(encoding="utf-8")
@@ -232,20 +238,8 @@ def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(source, tokenizer, names, None if of_tools is None else str(of_tools))
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS_FILE
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if not isinstance(settings, dict):
-        raise TypeError(f"{SETTINGS_FILE} is not an object")
-    return settings
-
-
 def _declared(templates: Any) -> dict[str, str]:
     """A template, or several with names."""
     if isinstance(templates, list):
         return {entry["name"]: str(entry["template"]) for entry in templates}
     return {"default": PLAIN if templates is None else str(templates)}
-
-
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)

@@ -55,7 +55,7 @@ def _repeated(left: Any, right: Any) -> int | None:
 class _TrainingMask(Extension):
     """`{% generation %}` marks what a model learns to write; it changes nothing of the text."""
 
-    tags = frozenset(["generation"])
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno

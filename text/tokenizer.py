@@ -70,12 +70,15 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode`, with the token that begins every prompt of this model, if there is one.
         Raises EncodingError."""
-        return [*self._bos, *self.encode(text)]
+        return self.begun(self.encode(text))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """A prompt, with the token that begins every one."""
+        return ids if self.bos_id is None else [self.bos_id, *ids]
 
     def encode_template(self, text: str) -> list[int]:
-        """As `encode_prompt`, but special tokens in the text are special, except those that
-        `shield` has marked. A text that writes its first token itself has it once. Raises
-        EncodingError."""
+        """As `encode`, but special tokens in the text are special, except those that `shield` has
+        marked. Raises EncodingError."""
         pieces = [text] if self._special is None else self._flagged(self._special.split(text))
         ids: list[int] = []
         for number, piece in enumerate(pieces):
@@ -84,7 +87,7 @@ class Tokenizer:
             elif piece:
                 encode = self._encode_rest if number else self._encode
                 ids += _encoded(encode, piece.replace(_SHIELD, ""))
-        return ids if ids[:1] == self._bos else [*self._bos, *ids]
+        return ids
 
     def _flagged(self, pieces: list[str]) -> list[str]:
         """Texts and special tokens in turns, with blanks and words as the tokens' flags say."""
@@ -99,10 +102,6 @@ class Tokenizer:
                 found[-1] = found[-1].rstrip() if flags.lstrip else found[-1]
                 found += [name, after.lstrip() if flags.rstrip else after]
         return found
-
-    @property
-    def _bos(self) -> list[int]:
-        return [] if self.bos_id is None else [self.bos_id]
 
     def shield(self, text: str) -> str:
         """A client's text on its way into a template: its special tokens stay plain text there."""

@@ -7,7 +7,6 @@ embedded model has ranks of its own; a GGUF file has its vocabulary inside
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from models.fetch import FetchError, locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import GGUFError, read_header
 from text import spelling
+from text.special_tokens import content, read_names, read_object, read_settings
 from text.tokenizer import Tokenizer, VocabularyError, encoder
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def _from_folder(folder: Path) -> Tokenizer:
     spelled = spelling.byte_level if _is_byte_level(hub, folder) else spelling.sentencepiece
     ends, added = _end_ids(folder, hub.token_to_id), hub.get_added_tokens_decoder()
     # those of other modalities, and pads for which the network was not resized, have no rows in it
-    rows = _fields(folder / "config.json").get("vocab_size")
+    rows = read_object(folder / "config.json").get("vocab_size")
     beyond = {token for token in added if type(rows) is int and token >= rows}
     # an end that a file calls ordinary stays out of a client's reach, too
     hub.add_special_tokens([entry for token, entry in added.items() if token in ends | beyond])
-    bos_id = _bos_id(hub)
+    bos_id = _bos_id(folder, hub)
     return Tokenizer(
         encoder(hub),
         {
@@ -145,16 +145,17 @@ def _of_gpt2(folder: Path, vocab: Path, merges: Path) -> HubTokenizer:
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as HubTokenizer
 
-    kind = _fields(folder / "tokenizer_config.json").get("tokenizer_class", _GPT2)
+    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", _GPT2)
     if str(kind).removesuffix("Fast") != _GPT2:
         raise ValueError(f"tokenizer_class is {kind}; allowed without tokenizer.json: {_GPT2}")
     hub = HubTokenizer(models.BPE.from_file(str(vocab), str(merges)))
     hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hub.decoder = decoders.ByteLevel()
     named = [END_OF_TEXT] if hub.token_to_id(END_OF_TEXT) is not None else []
-    for value in _fields(folder / "special_tokens_map.json").values():
-        named += map(_content, value if isinstance(value, list) else [value])
-    added = _fields(folder / "added_tokens.json")
+    for value in read_object(folder / "special_tokens_map.json").values():
+        listed = map(content, value if isinstance(value, list) else [value])
+        named += [text for text in listed if text is not None]
+    added = read_object(folder / "added_tokens.json")
     in_order = sorted(added, key=added.__getitem__)
     hub.add_special_tokens([text for text in named if hub.token_to_id(text) is not None])
     hub.add_tokens([AddedToken(text, special=text in named) for text in in_order])
@@ -204,8 +205,13 @@ def _composed(hub: HubTokenizer) -> int:
     return 4 if normalizer and len(normalizer.normalize_str(accented)) < len(accented) else 1
 
 
-def _bos_id(hub: HubTokenizer) -> int | None:
-    """The token that its post-processor puts before a text."""
+def _bos_id(folder: Path, hub: HubTokenizer) -> int | None:
+    """The token that begins a prompt: as `add_bos_token` says, or else the one that the
+    post-processor puts before a text. Raises VocabularyError."""
+    asked = read_settings(folder).get("add_bos_token")
+    if isinstance(asked, bool):
+        names = read_names(folder, hub.get_vocab(with_added_tokens=True))
+        return hub.token_to_id(names.get("bos_token", "")) if asked else None
     text, whole = hub.encode("a", add_special_tokens=False).ids, hub.encode("a").ids
     return whole[0] if whole[: len(text)] != text else None
 
@@ -214,24 +220,12 @@ def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
     """The tokens that end a text: all that the checkpoint's files name, and where they name none,
     `<|endoftext|>`. Of `generation_config.json` and `config.json` the first that names one counts,
     as in `transformers`."""
-    text = _content(_fields(folder / "tokenizer_config.json").get("eos_token"))
-    ids = _fields(folder / "generation_config.json").get("eos_token_id")
+    ids = read_object(folder / "generation_config.json").get("eos_token_id")
     if ids is None:
-        ids = _fields(folder / "config.json").get("eos_token_id")
+        ids = read_object(folder / "config.json").get("eos_token_id")
     ids = ids if isinstance(ids, list) else [ids]
     named = {token for token in ids if type(token) is int}
-    if isinstance(text, str) and (token := id_of(text)) is not None:
+    text = content(read_settings(folder).get("eos_token"))
+    if text is not None and (token := id_of(text)) is not None:
         named.add(token)
     return named or {token for token in [id_of(END_OF_TEXT)] if token is not None}
-
-
-def _fields(path: Path) -> dict[str, Any]:
-    """Of a JSON file that may be absent. Raises VocabularyError."""
-    if not path.exists():
-        return {}
-    return dict(_read(lambda: dict(json.loads(path.read_text(encoding="utf-8"))), str(path)))
-
-
-def _content(token: Any) -> Any:
-    """Of a named token, which may come with its properties."""
-    return token.get("content") if isinstance(token, dict) else token

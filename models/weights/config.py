@@ -7,7 +7,7 @@ that is not computed, is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from models.description import (
@@ -54,7 +54,33 @@ _MEANINGLESS = {  # for a server: training, tokens, and notes of tools
     "is_decoder", "is_llama_config", "label2id", "output_attentions", "output_hidden_states",
     "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "torch_dtype",
     "transformers_version", "transformers.js_config", "unsloth_fixed", "unsloth_version",
-    "use_cache", "do_sample", "temperature", "top_k", "top_p", "max_length", "repetition_penalty",
+    "use_cache", "badwordsids", "finetuning_task", "max_sequence_length", "name_or_path",
+    "num_labels", "prefix", "task_specific_params", "tf_legacy_loss", "tokenizer_class",
+    "torchscript", "use_bfloat16", "vocab_file", "xla_device",
+    # how `transformers` generates
+    "bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "max_new_tokens",
+    "min_length", "min_new_tokens", "min_p", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "temperature", "top_k", "top_p",
+    "typical_p",
+    # which kernels compute attention
+    "attn_implementation", "use_flash_attention", "use_flash_attention_2", "use_flash_attn",
+}  # fmt: skip
+_OF_GPT2 = {
+    "vocab_size", "n_positions", "n_layer", "n_head", "n_embd", "layer_norm_epsilon", "n_ctx",
+    "activation_function", "model_type", "quantization_config", "n_inner",
+    "reorder_and_upcast_attn", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj",
+}  # fmt: skip
+# where files of before 2020 have no `model_type`
+_ARCHITECTURES = {
+    "GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "LLaMAForCausalLM": "llama",
+    "MistralForCausalLM": "mistral", "SmolLM3ForCausalLM": "smollm3",
+    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Gemma3ForCausalLM": "gemma3_text",
 }  # fmt: skip
 _SCALING_FIELDS = {
     "default": set[str](),
@@ -68,19 +94,37 @@ _SCALING_FIELDS = {
 }  # fmt: skip
 
 
-def describe(fields: Fields) -> Description:
-    """Raises DescriptionError."""
-    kind = fields.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        raise DescriptionError(f"model_type is {kind!r}, supported: gpt2, {', '.join(FAMILIES)}")
+def model_type(fields: Fields) -> object:
+    """As the file says, or as the name of its architecture implies."""
+    named = fields.get("architectures")
+    if "model_type" in fields or not isinstance(named, list) or len(named) != 1:
+        return fields.get("model_type")
+    return _ARCHITECTURES.get(str(named[0]))
+
+
+def require_known_gpt2(fields: Fields) -> None:
+    """Of a GPT-2's fields. Raises DescriptionError."""
+    fixed = {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"}
+    _require_known(fields, _OF_GPT2 | fixed)
+
+
+def _require_known(fields: Fields, read: Set[str]) -> None:
     for name, allowed in _FIXED.items():
         if fields.get(name) not in allowed:
             raise DescriptionError(f"{name} is {fields[name]!r}, supported: {allowed[-1]!r}")
-    known = _READ | _MEANINGLESS | _FIXED.keys()
+    known = read | _MEANINGLESS | _FIXED.keys()
     for name, value in fields.items():
         if name not in known and not name.startswith("_") and value:
             raise DescriptionError(f"{name} is {value!r}, and this field is not supported")
+
+
+def describe(fields: Fields) -> Description:
+    """Raises DescriptionError."""
+    kind = model_type(fields)
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise DescriptionError(f"model_type is {kind!r}, supported: gpt2, {', '.join(FAMILIES)}")
+    _require_known(fields, _READ)
     n_layer, n_head = _count(fields, "num_hidden_layers"), _count(fields, "num_attention_heads")
     n_embd, context = _count(fields, "hidden_size"), _count(fields, "max_position_embeddings")
     kv_heads = _count(fields, "num_key_value_heads", family.kv_heads or n_head)
@@ -91,6 +135,7 @@ def describe(fields: Fields) -> Description:
             "multiple of them, of an even width"
         )
     windows = _windows(fields, family, n_layer)
+    ropes = _ropes(fields, family, windows, context)
     scalar = _number(fields, "query_pre_attn_scalar", 256.0)
     activation = fields.get("hidden_activation" if family.gemma else "hidden_act")
     activation = activation or ("gelu_pytorch_tanh" if family.gemma else "silu")
@@ -101,7 +146,7 @@ def describe(fields: Fields) -> Description:
     return Description(
         family=str(kind),
         vocab_size=_count(fields, "vocab_size"),
-        context=context,
+        context=context if family.gemma else _scaled(fields, context, ropes),
         n_layer=n_layer,
         n_head=n_head,
         kv_heads=kv_heads,
@@ -110,7 +155,7 @@ def describe(fields: Fields) -> Description:
         mlp_width=_count(fields, "intermediate_size"),
         norm_eps=_number(fields, "rms_norm_eps", 1e-6),
         tied=_flag(fields, "tie_word_embeddings", family.tied),
-        ropes=_ropes(fields, family, windows, context),
+        ropes=ropes,
         windows=windows,
         activation=_ACTIVATIONS[activation],
         qkv_bias=family.qkv_bias,
@@ -143,6 +188,19 @@ def _windows(fields: Fields, family: Family, n_layer: int) -> tuple[int | None, 
         return tuple(window if i >= first else None for i in range(n_layer))
     allowed = {"sliding_attention": window, "full_attention": None}
     return tuple(allowed[kind] for kind in _listed("layer_types", kinds, n_layer, allowed))
+
+
+def _scaled(fields: Fields, context: int, ropes: Sequence[Rope | None]) -> int:
+    """The positions that are served, as in vLLM: linear scaling stretches those of the file, and
+    YaRN those of the context that it names."""
+    rope = next((rope for rope in ropes if rope is not None), None)
+    if rope is None or rope.scaling not in ("linear", "yarn"):
+        return context
+    if rope.scaling == "linear":
+        return int(context * rope.factor)
+    said = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    stated = said.get("original_max_position_embeddings") is not None
+    return int(rope.original * rope.factor) if stated else context
 
 
 def _with_rope(fields: Fields, family: Family, n_layer: int) -> Sequence[Any]:

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from models.gpt2 import GPTConfig
 from models.networks import Config
-from models.weights.config import DescriptionError, describe
+from models.weights.config import (
+    DescriptionError,
+    describe,
+    model_type,
+    require_known_gpt2,
+)
 from models.weights.pieces import Shape, is_linear, shapes_of
 from models.weights.scheme import SchemeError, check_scheme
 from models.weights.source import CheckpointError, Raw, WeightSource
@@ -227,9 +232,10 @@ def linear_names(folder: Path) -> dict[str, bool]:
 def read_config(folder: Path) -> Config:
     """The shape in a folder's `config.json`. Raises CheckpointError."""
     path, fields = folder / "config.json", read_fields(folder)
-    if fields.get("model_type") == "gpt2":
-        return _gpt2_config(path, fields)
     try:
+        if model_type(fields) == "gpt2":
+            require_known_gpt2(fields)
+            return _gpt2_config(path, fields)
         return describe(fields)
     except DescriptionError as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -99,6 +99,7 @@ class Checkpoint:
     tokenizer: str = ""  # of tests.models.tokenizer_files
     settings: Fields = field(default_factory=dict)  # tokenizer_config.json
     generation: Fields | None = None  # generation_config.json
+    begins_with: str | None = None  # a prompt, though tokenizer.json does not say so
     template: str | None = None  # in a file of its own
     rows: int = 0  # of the embedding, more than tokens
     prefix: str | None = None  # of the weights' names, in the place of `model.` or `transformer.`
@@ -124,7 +125,7 @@ GPT2_2019 = {name: GPT2[name] for name in GPT2 if name not in (
     "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
     "transformers_version", "n_inner", "use_cache")}  # fmt: skip
 DISTILGPT2 = {k: v for k, v in GPT2_2019.items() if k not in (
-    "model_type", "bos_token_id", "eos_token_id", "architectures")} | {
+    "model_type", "bos_token_id", "eos_token_id")} | {
     "finetuning_task": None, "num_labels": 1, "output_attentions": False, "use_bfloat16": False,
     "output_hidden_states": False, "pruned_heads": {}, "torchscript": False, "n_layer": 6,
 }  # fmt: skip
@@ -315,7 +316,7 @@ PUBLISHED: dict[str, Checkpoint] = {
     "DialoGPT": replace(_gpt2, settings={"model_max_length": 1024, "chat_template": ENDED},
                         buffers=MASK, generation={"eos_token_id": "<|endoftext|>"}),
     "distilgpt2 of 2019": replace(
-        _gpt2, config=DISTILGPT2, architecture="gpt2", refused="model_type"
+        _gpt2, config=DISTILGPT2, architecture="gpt2"
     ),
     "Llama-2-7b": _llama2,
     "Llama-2-7B of 2023": replace(
@@ -327,7 +328,7 @@ PUBLISHED: dict[str, Checkpoint] = {
         "do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096,
         "bos_token_id": "<s>", "eos_token_id": "</s>"}),
     "Pygmalion-7b (Llama 1)": replace(
-        _llama2, tokenizer="llama 1",
+        _llama2, tokenizer="llama 1", template=None,
         config={k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads",)} | {
             "badwordsids": [[0]], "max_sequence_length": 2048, "rms_norm_eps": 1e-06,
             "max_position_embeddings": 2048},
@@ -360,7 +361,7 @@ PUBLISHED: dict[str, Checkpoint] = {
         "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]}),
     "Llama-3.1-8B-Instruct": _llama31,
     "Llama-3.1-8B with a linear scaling under both names": replace(
-        _llama31, context=512,
+        _llama31, context=4096,
         config=LLAMA31 | {"max_position_embeddings": 131072,
                           "rope_scaling": {"factor": 8.0, "rope_type": "linear", "type": "linear"}},
     ),
@@ -379,7 +380,7 @@ PUBLISHED: dict[str, Checkpoint] = {
     "DeepSeek-R1-Distill-Llama-8B": Checkpoint(
         LLAMA31 | {"bos_token_id": "<｜begin▁of▁sentence｜>",
                    "eos_token_id": "<｜end▁of▁sentence｜>"},
-        "deepseek llama", DEEPSEEK_TOKENS, DEEPSEEK_GENERATION, DEEPSEEK,
+        "deepseek llama", DEEPSEEK_TOKENS, DEEPSEEK_GENERATION, template=DEEPSEEK,
     ),
     "SmolLM2-135M-Instruct": Checkpoint(SMOLLM2, "smollm2", NAMED_CHATML | {
         "add_prefix_space": False, "bos_token": "<|im_start|>", "tokenizer_class": "GPT2Tokenizer",
@@ -423,6 +424,7 @@ PUBLISHED: dict[str, Checkpoint] = {
     ),
     "DeepSeek-R1-Distill-Qwen-32B": replace(
         _qwen, tokenizer="deepseek", settings=DEEPSEEK_TOKENS, template=DEEPSEEK,
+        begins_with="<｜begin▁of▁sentence｜>",
         config=QWEN2 | {"bos_token_id": "<｜end▁of▁sentence｜>", "tie_word_embeddings": False,
                         "eos_token_id": "<｜end▁of▁sentence｜>"},
         generation=DEEPSEEK_GENERATION,

@@ -109,6 +109,7 @@ def change(folder: Path, **fields: object) -> None:
         ({"model_type": "mamba"}, "model_type is 'mamba', supported: gpt2, llama, mistral"),
         ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True, supported: False"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
         ({"n_layer": "two"}, "field missing or not a number"),
         ({"n_layer": 3}, "tensors are missing: blocks.2"),

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
+from transformers import LlamaConfig
 
 from models.decoder import Decoder, RMSNorm
 from models.networks import Network
 from models.part import Part
+from models.weights.config import describe
 from models.weights.folder import FolderSource
 from models.weights.loader import load
 from models.weights.source import CheckpointError
@@ -26,6 +28,52 @@ from tests.server.process import free_port
 
 TOLERANCE = 1e-4  # of a logit, float32
 CPU = torch.device("cpu")
+# what `PretrainedConfig` of transformers 4 may write into any file, and other tools
+IGNORED = [
+    "attn_implementation",
+    "bad_words_ids",
+    "badwordsids",
+    "begin_suppress_tokens",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "id2label",
+    "length_penalty",
+    "max_length",
+    "max_sequence_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_scores",
+    "prefix",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torchscript",
+    "typical_p",
+    "use_bfloat16",
+    "use_flash_attn",
+    "xla_device",
+]
 BLOCKS = CONTEXT // BLOCK_TOKENS
 
 
@@ -188,6 +236,11 @@ def test_the_names_of_older_configurations_mean_the_same(
     assert FolderSource(tmp_path).config == FolderSource(folder).config
 
 
+def test_fields_that_compute_nothing_are_ignored() -> None:
+    fields = LlamaConfig().to_dict()
+    assert describe({**dict.fromkeys(IGNORED, 3), **fields}) == describe(fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -205,6 +258,10 @@ def test_the_names_of_older_configurations_mean_the_same(
         ({"num_key_value_heads": 3}, "4 attention heads of 16 over 3 heads of keys"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two', supported: a number"),
         ({"hidden_size": -64}, "hidden_size is -64, supported: a number of 1 or more"),
+        (
+            {"pruned_heads": {"0": [1]}},
+            "pruned_heads is {'0': [1]}, and this field is not supported",
+        ),
         ({"residual_multiplier": 0.22}, "residual_multiplier is 0.22, and this field is not supp"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq', allowed"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', supported: true or false"),

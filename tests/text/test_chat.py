@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.server.hash_app import byte_tokenizer
 from tests.text import llama
 from tests.text.test_gguf_vocabulary import recorded
 from text.chat import ChatTemplate, ConversationError, load_chat_template
+from text.special_tokens import read_names
 from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -137,7 +139,10 @@ def test_a_template_cannot_leave_its_sandbox() -> None:
         ),
         ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion|more than 2 s"),
         ("{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}", "262144 characters"),
-        ("{{ 'x' * 999999999 }}", "for numbers only"),
+        ("{{ 'x' * 999999999 }}", "up to 65536 characters only"),
+        ("{{ [0] * 99999 }}", "up to 65536 characters only"),
+        ("{{ '%999999999d' % 1 }}", "widths below 1000 only"),
+        ("{{ {} * 2 }}", "for numbers and texts only"),
         ("{{ 10 ** 10 ** 10 }}", "for small numbers only"),
     ],
 )
@@ -174,13 +179,67 @@ def test_models_without_a_template_have_the_plain_one() -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("chat_template.jinja", "{% for %}"),
-        ("tokenizer_config.json", "{"),
-        ("tokenizer_config.json", "[]"),
-        ("tokenizer_config.json", '{"chat_template": [{"name": "other", "template": "x"}]}'),
+        ("chat_template.jinja", b"{% for %}"),
+        ("chat_template.jinja", b"\xff"),
+        ("additional_chat_templates/tool_use.jinja", b"{{ 'open"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "other", "template": "x"}]}'),
     ],
 )
-def test_an_unreadable_template_is_reported(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(VocabularyError, match="chat template"):
+def test_a_template_that_cannot_be_read_loses_chats_only(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    template = load_chat_template(str(tmp_path), byte_tokenizer())
+    with pytest.raises(ConversationError, match="chat template cannot be read"):
+        template.encode([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_settings_that_cannot_be_read_are_reported(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(VocabularyError, match=r"tokenizer_config\.json cannot be read"):
         load_chat_template(str(tmp_path), byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("settings", "mapped", "expected"),
+    [
+        ({"bos_token": "<s>", "boi_token": "[I]"}, None, {"bos_token": "<s>", "boi_token": "[I]"}),
+        ({"bos_token": "a", "pad_token": None}, {"bos_token": {"content": "b"}},
+         {"bos_token": "b"}),
+        ({"bos_token": "a", "added_tokens_decoder": {}}, {"bos_token": "b"}, {"bos_token": "a"}),
+        ({"extra_special_tokens": {"image_token": "[M]"}}, None, {"image_token": "[M]"}),
+        ({"tokenizer_class": "GPT2TokenizerFast"}, None, {}),
+        ({"tokenizer_class": "LlamaTokenizerFast", "bos_token": "a"}, None,
+         {"bos_token": "a", "eos_token": "</s>"}),
+        ({"tokenizer_class": "LlamaTokenizer", "bos_token": None}, None, {"eos_token": "</s>"}),
+    ],
+)  # fmt: skip
+def test_special_tokens_have_the_names_that_files_and_classes_give(
+    settings: dict[str, Any], mapped: Any, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if mapped is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(mapped))
+    assert read_names(tmp_path, {"<s>", "</s>"}) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages | tojson(ensure_ascii=True) }}",
+        "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}",
+        "{{ messages | tojson(indent=2) }}",
+        "{% for m in messages %}{% generation %}\n {{- m.role }}\n{% endgeneration %}{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{%- generation -%}{% set ns.n = 1 %}"
+        "{%- endgeneration -%}{% endfor %}{{ ns.n }}",
+        "{% generation %}{% set inner = 1 %}{% endgeneration %}{{ inner is defined }}",
+        "{{ '-' * 20 + '%s %03d' % ('a', 7) }}",
+        "{{ dict(a=1) }}{{ strftime_now('%Y') }}",
+    ],
+)
+def test_a_template_has_what_transformers_gives_it(source: str) -> None:
+    messages = [{"role": "user", "content": "\u00e9 <b>"}, {"role": "assistant", "content": "x"}]
+    expected: Any = render_jinja_template([messages], chat_template=source)[0][0]
+    assert bytes(ChatTemplate(source, byte_tokenizer(), {}).encode(messages)).decode() == expected

@@ -133,9 +133,9 @@ def test_tokens_of_a_template_take_the_blanks_that_their_flags_name(
         "<|end|> <|user|> <|end|>", " <|user|> ", "_<mask>  <mask>é", "a<|user|>b<|end|>",
     ):  # fmt: skip
         expected = hub.encode(text, add_special_tokens=False).ids
-        assert tokenizer.encode_template(text)[1:] == expected
+        assert tokenizer.encode_template(text) == expected
     shielded = tokenizer.shield(" <|user|> ")
-    assert tokenizer.encode_template(f"a{shielded}")[1:] == tokenizer.encode("a <|user|> ")
+    assert tokenizer.encode_template(f"a{shielded}") == tokenizer.encode("a <|user|> ")
 
 
 def test_a_vocabulary_without_bytes_is_refused(tmp_path: Path) -> None:

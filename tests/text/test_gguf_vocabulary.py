@@ -75,7 +75,7 @@ def test_bytes_of_ids_are_the_text(kind: str, name: str) -> None:
 def test_a_prompt_begins_once_with_the_token_that_the_file_asks_for() -> None:
     asks = tokenizer_of("sentencepiece", "llama")
     assert asks.encode_prompt("a") == [1, *asks.encode("a")]
-    assert asks.encode_template("<s>a") == asks.encode_template("a") == [1, *asks.encode("a")]
+    assert asks.encode_template("<s>a") == asks.encode_prompt("a") == [1, *asks.encode("a")]
     silent = tokenizer_of("sentencepiece", "llama", add_bos_token=False)
     assert silent.encode_prompt("a") == silent.encode("a")
 
