@@ -165,7 +165,6 @@ def _rounded(rows: Tensor, kind: Kind, what: str) -> NDArray[Any]:
 def _describe(writer: gguf.GGUFWriter, of: Description) -> None:
     rope = next(rope for rope in reversed(of.ropes) if rope is not None)
     writer.add_vocab_size(of.vocab_size)
-    writer.add_context_length(of.context)
     writer.add_embedding_length(of.n_embd)
     writer.add_block_count(of.n_layer)
     writer.add_feed_forward_length(of.mlp_width)
@@ -177,6 +176,9 @@ def _describe(writer: gguf.GGUFWriter, of: Description) -> None:
     writer.add_layer_norm_rms_eps(of.norm_eps)
     full = next((r for r, w in zip(of.ropes, of.windows, strict=True) if r and not w), rope)
     writer.add_rope_freq_base(full.base)
+    # readers multiply it by the factor of linear scaling, but Gemma's
+    stretched = full.scaling == "linear" and not of.norms_after
+    writer.add_context_length(full.original if stretched else of.context)
     window = next((window for window in of.windows if window is not None), None)
     if window is not None:
         writer.add_sliding_window(window)
