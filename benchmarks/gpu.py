@@ -1,11 +1,13 @@
-"""The three modes on a GPU, from a bare checkout, in eight minutes.
+"""The engine on a GPU, from a bare checkout, in two calls of at most four minutes each.
 
-    python benchmarks/gpu.py
+    python benchmarks/gpu.py A      # is it correct, and where does the time of a step go
+    python benchmarks/gpu.py B      # the modes, bare and over HTTP, and a peer
 
-It needs torch 2.11 and Triton 3.6, or newer, numpy and safetensors, and downloads nothing. Each
-part runs in a process of its own with a time limit, and what it measures is written at once, so a
-crash, a hang or an interruption loses nothing else. A trivial kernel comes first; if Triton cannot
-run, the other parts use PyTorch's operators. `gpu.json` and `gpu.svg` are written after each part.
+It needs torch 2.11 and Triton 3.6, or newer, numpy and safetensors, and downloads nothing; what
+HTTP needs besides is in docs/gpu-machine.md. Weights are random. The parts stand in the order of
+their value. Each runs in a process of its own with a time limit, and each of its points is written
+to `points.jsonl` at once, so a crash, a hang or an interruption loses nothing else. The tables come
+last.
 """
 
 from __future__ import annotations
@@ -28,33 +30,20 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import ForkProcess
 
-from benchmarks.on_gpu import parts
-from benchmarks.on_gpu.picture import picture
-from benchmarks.on_gpu.points import (
-    Bandwidth,
-    Check,
-    Facts,
-    LeftOut,
-    Played,
-    Point,
-    Prefill,
-    Report,
-    StepTime,
-    append,
-    read,
-)
-from benchmarks.on_gpu.work import Options
-from model import DTYPES
-from models.shapes import GPT2_SHAPES
+import torch
 
-LIMITS = [1, 8, 64, 256]
-CONTEXTS = [128, 1024]
-SECONDS = 480.0
+from benchmarks.on_gpu import checks, modes, steps
+from benchmarks.on_gpu.points import AGREES, Emit, Point, Value, append, read, shown, tables
+from benchmarks.on_gpu.work import NAMES, Options
+from model import DTYPES
+from runtime.gpu.choice import resolve_device
+
+SECONDS = 230.0
 STOP_S = 3.0  # to end a part that is over its time
 # no part has touched the device in this process, or a fork could not use it
 FORKING = multiprocessing.get_context("fork")
@@ -63,49 +52,84 @@ SMI = "name,driver_version,clocks.sm,clocks.mem,power.limit,memory.free,memory.t
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """`apart`: its own processes use the device, and may need all of it."""
+
     name: str
     seconds: float  # at most
-    run: Callable[[Options, parts.Emit], None]
+    run: Callable[[Options, Emit], None]
+    apart: bool = False
 
 
-def usable(report: Report) -> bool:
-    """Whether the attention kernel, and graphs with it, can be used."""
-    return not (report.failed(parts.TRITON) or report.failed(parts.OWN_HEADS))
+def trivial(options: Options, emit: Emit) -> None:
+    """The smallest kernel, which shows whether the compiler and the driver work; then the
+    device."""
+    start_s = time.monotonic()
+    try:
+        from benchmarks.on_gpu.trivial import add_one
+
+        found = None if add_one(options.device) else "a wrong sum"
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    checks.checked(emit, checks.TRITON, found, start_s)
+    steps.device(options, emit)
 
 
-def planned(report: Report) -> Iterator[Part]:
-    """The parts in their order; each sees what the ones before it found."""
-    yield Part("the device", 60, parts.facts)
-    yield Part("a trivial kernel", 60, parts.triton)
-    if not report.failed(parts.TRITON):
-        yield Part("the kernels beside plain torch", 240, parts.check)
-    yield Part("the device's bandwidth", 30, parts.bandwidth)
-    yield Part("decode steps", 120, partial(parts.steps, gb_s=report.bandwidth_gb_s))
-    if usable(report):
-        yield Part("mixed lengths, graphs", 90, partial(parts.modes, equal=False, graphs=True))
-    yield Part("the same tokens", 60, parts.same)
-    yield Part("the same tokens with drafts", 60, parts.drafts)
-    yield Part("prefills", 40, parts.prefill)
-    if usable(report):
-        yield Part("equal lengths, graphs", 60, partial(parts.modes, equal=True, graphs=True))
-    yield Part("mixed lengths, eager", 60, partial(parts.modes, equal=False, graphs=False))
+def single(options: Options, emit: Emit) -> None:
+    """Single calls, what is least needed last."""
+    steps.kernels(options, emit)
+    steps.prefills(options, emit)
+    steps.profiled(options, emit)
+
+
+def parts_of(call: str, points: Sequence[Point], *, tiny: bool) -> list[Part]:
+    """In their order."""
+    if call == "B":
+        return [
+            Part("mixed", 70, partial(modes.bare, equal=False)),
+            Part("http", 110, modes.over_http, apart=True),
+            Part("equal", 50, partial(modes.bare, equal=True)),
+            Part("peer", 40, modes.peer),
+            Part("memcheck", 40, modes.sanitizer, apart=True),
+        ]
+    gb_s = next((p.row.get("copy GB/s") for p in points if p.table == "the device"), None)
+    known = float(gb_s) if isinstance(gb_s, float) else None
+    timed = [
+        Part(f"decodes of {name}", 60, partial(steps.decodes, name=name, gb_s=known))
+        for name in (NAMES[:1] if tiny else NAMES)
+    ]
+    return [
+        Part("device", 30, trivial),
+        Part("self-checks", 60, checks.self_checks, apart=True),
+        Part("networks", 70, checks.networks),
+        timed[0],
+        Part("attention", 40, checks.attention),
+        *timed[1:],
+        Part("kernels", 40, single),
+    ]
+
+
+def usable(points: Sequence[Point]) -> bool:
+    """Whether the kernels can be used: the smallest one ran, and no check of a shape failed."""
+    found = {p.row["check"]: p.row["found"] for p in points if p.table == "checks"}
+    shapes = [found for name, found in found.items() if " heads of " in str(name)]
+    return found.get(checks.TRITON, AGREES) == AGREES and all(f == AGREES for f in shapes)
 
 
 class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.out: Path = args.out
-        self.report = Report()
-        self._points = self.out / "points.jsonl"
+        self.kept = self.out / "points.jsonl"
         self._start_s = time.monotonic()
-        self._number = 0
 
     def run(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        self._points.unlink(missing_ok=True)
-        append(self._points, Facts("machine", machine()))
-        append(self._points, Facts("work", self._work()))
-        for part in planned(self.report):
+        append(self.kept, Point("machine", machine()))
+        names = [part.name for part in parts_of(self.args.call, [], tiny=self.args.tiny)]
+        for at, name in enumerate(names):
+            if self.args.parts and name not in self.args.parts:
+                continue
+            part = parts_of(self.args.call, list(read(self.kept)), tiny=self.args.tiny)[at]
             elapsed_s = time.monotonic() - self._start_s
             print(f"{elapsed_s:5.0f} s: {part.name}", flush=True)
             left_s = self.args.seconds - elapsed_s
@@ -113,12 +137,7 @@ class Bench:
             if left_s > 0:
                 why = self._apart(part, min(part.seconds, left_s))
             if why is not None:
-                append(self._points, LeftOut(part.name, why))
-            self._save()
-
-    def _work(self) -> dict[str, str]:
-        model = "a tiny network" if self.args.tiny else f"random:{self.args.model}"
-        return {"model": model, "dtype": self.args.dtype, "device": self.args.device}
+                self._emit(Point("left out", {"what": part.name, "why": why}))
 
     def _apart(self, part: Part, seconds: float) -> str | None:
         """Runs it in a process of its own; why it did not end well."""
@@ -137,29 +156,23 @@ class Bench:
         faulthandler.enable()
         args = self.args
         try:
-            options = Options.of(
-                parts.find_device(args.device), args.dtype, args.model, tiny=args.tiny,
-                limits=args.limits, contexts=args.contexts, kernel=usable(self.report),
-            )  # fmt: skip
-            if part.run is not parts.check:
-                parts.use(options.device)
+            device = resolve_device(args.device).device
+            kernel = usable(list(read(self.kept)))
+            options = Options.of(device, args.dtype, tiny=args.tiny, kernel=kernel)
+            if device.type == "cuda" and not part.apart:
+                torch.cuda.set_device(device)  # Triton launches on it, and this process occupies it
             part.run(options, self._emit)
         except Exception as error:
             traceback.print_exc()
-            self._emit(LeftOut(part.name, f"{type(error).__name__}: {error}"))
+            why = f"{type(error).__name__}: {error}"
+            self._emit(Point("left out", {"what": part.name, "why": why}))
         sys.stdout.flush()
         os._exit(0)  # a fork must not run the parent's exit handlers
 
     def _emit(self, point: Point) -> None:
-        append(self._points, point)
-        print("        " + describe(point), flush=True)
-
-    def _save(self) -> None:
-        self.report.points[:] = read(self._points)
-        self.report.seconds = time.monotonic() - self._start_s
-        for name, text in (("gpu.json", self.report.as_json()), ("gpu.svg", picture(self.report))):
-            (self.out / f"{name}.part").write_text(text)
-            (self.out / f"{name}.part").replace(self.out / name)
+        append(self.kept, point)
+        row = ", ".join(f"{name} {shown(value)}" for name, value in point.row.items())
+        print(f"        {point.table}: {row}", flush=True)
 
 
 def _end(process: ForkProcess) -> None:
@@ -172,9 +185,12 @@ def _end(process: ForkProcess) -> None:
         process.join(STOP_S)
 
 
-def machine() -> dict[str, str]:
+def machine() -> dict[str, Value]:
     """The driver's view, without torch."""
-    found = {"python": platform.python_version(), "cores": str(len(os.sched_getaffinity(0)))}
+    found: dict[str, Value] = {
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
     if shutil.which("nvidia-smi") is None:
         return found | {"nvidia-smi": "not installed"}
     command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"]
@@ -185,56 +201,25 @@ def machine() -> dict[str, str]:
     return found | {"nvidia-smi": " | ".join((told.stdout or told.stderr).strip().splitlines())}
 
 
-def describe(point: Point) -> str:
-    match point:
-        case Facts():
-            return f"{point.of}: " + ", ".join(f"{k} {v}" for k, v in point.facts.items())
-        case Check():
-            return f"{point.name}: {point.found} ({point.seconds:.1f} s)"
-        case Bandwidth():
-            return f"bandwidth {point.gb_s:.0f} GB/s"
-        case StepTime():
-            return (
-                f"step of {point.rows:3} rows of {point.context} tokens, {point.sampling}, "
-                f"{'graphs' if point.graphs else 'eager'}: {_ms(point.seconds)} "
-                f"(events {_ms(point.event_s)}), {point.bandwidth_share or 0:.2f} of the "
-                f"bandwidth, launches {point.launches}, synchronisations {point.synchronisations}"
-            )
-        case Prefill():
-            return (
-                f"prefill of {point.prompts} x {point.tokens}: {point.tokens_per_s:.0f} tokens/s "
-                f"(events {_ms(point.event_s)})"
-            )
-        case Played():
-            return (
-                f"{point.lengths} lengths, {'graphs' if point.graphs else 'eager'}, {point.mode} "
-                f"(lookahead {point.lookahead}) at {point.limit:3}: {point.tokens_per_s:.0f} "
-                f"tokens/s, slowest / fastest {point.spread:.2f}"
-            )
-        case LeftOut():
-            return f"left out: {point.what}: {point.why}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{1000 * seconds:.2f} ms"
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", default="gpt2-medium", choices=GPT2_SHAPES, help="a shape")
+    parser.add_argument("call", choices=["A", "B"])
+    parser.add_argument("--parts", nargs="+", help="only these, by the names that a run prints")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ... (default: cuda)")
     parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-    parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, help="batch limits, rows")
-    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="of timed steps")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="in all (default: 480)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="in all (default: 230)")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder")
-    parser.add_argument("--tiny", action="store_true", help="a network of 13 thousand parameters")
-    bench = Bench(parser.parse_args(argv))
+    parser.add_argument("--tiny", action="store_true", help="networks of some thousand parameters")
+    args = parser.parse_args(argv)
+    allowed = [part.name for part in parts_of(args.call, [], tiny=args.tiny)]
+    for name in args.parts or []:
+        if name not in allowed:
+            parser.error(f"no part {name!r} in call {args.call}; allowed: {', '.join(allowed)}")
+    bench = Bench(args)
     bench.run()
-    print("\n".join(map(describe, bench.report.points)))
-    print(bench.report.as_json().replace("\n", ""))
+    print(tables(list(read(bench.kept))))
 
 
 if __name__ == "__main__":

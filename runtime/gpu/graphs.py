@@ -125,6 +125,7 @@ class Graphs:
         most = max(sum(map(padded_bytes, self._arrays(_nothing(), b))) for b in buckets)
         self._numbers = torch.zeros(most + SPARE_BYTES, dtype=torch.uint8, device=device)
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._newest_bucket: Bucket | None = None
         self._fixed = {bucket: self._views(bucket) for bucket in buckets}
         if self._on_gpu:
             self._record()
@@ -144,10 +145,8 @@ class Graphs:
         self._numbers[: len(staged)].copy_(staged, non_blocking=True)
         if newest is not None:
             self._newest[: len(newest)].copy_(newest)
-        if self._on_gpu:
-            self._graphs[bucket].replay()
-        else:
-            self._run(bucket)
+        self._newest_bucket = bucket
+        self.replay_newest()
         self.replayed += 1
         sent = views(self._numbers, arrays)[len(arrays) - len(also) :] if also else []
         fixed, kept = self._fixed[bucket][0], len(packed.kept)
@@ -155,6 +154,15 @@ class Graphs:
         if bucket.keeps_all and not is_every(packed.kept, kept):
             hidden = self._hidden.index_select(0, fixed.kept[:kept])
         return Ran(hidden, fixed.drawn[: len(packed.drawn)], sent)
+
+    @torch.inference_mode()
+    def replay_newest(self) -> None:
+        """Runs the newest iteration (again), over the numbers that were sent for it."""
+        assert self._newest_bucket is not None
+        if self._on_gpu:
+            self._graphs[self._newest_bucket].replay()
+        else:
+            self._run(self._newest_bucket)
 
     def _arrays(self, packed: Packed[Array], bucket: Bucket) -> list[Array]:
         large = padded(packed, bucket, self._block_tokens)
