@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels run on a CPU
+# Before anything imports Triton: without a GPU its kernels run on a CPU, interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.server.process import close_all
 from tests.smollm2 import fetched

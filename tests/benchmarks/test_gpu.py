@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.on_gpu.parts import SAMPLING, steps
-from benchmarks.on_gpu.points import LeftOut, Point, StepTime
-from benchmarks.on_gpu.work import TINY, Decoding, Models, Options
+from benchmarks.on_gpu.points import Point, read, tables
+from benchmarks.on_gpu.work import SAMPLING, Decoding, Models, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # packages are hidden, but for what the benchmark may need and what that needs in turn
-BLOCKED = """
-import importlib.metadata, re, runpy, sys
+HIDDEN = """
+import importlib.metadata, re, sys
 from pathlib import Path
 def plain(name):
     return re.sub("[-_.]+", "-", name).lower()
@@ -40,20 +36,23 @@ while wanted:
 for package, owners in importlib.metadata.packages_distributions().items():
     if not set(map(plain, owners)) & allowed and package not in sys.stdlib_module_names:
         sys.modules[package] = None  # an import of it fails
+"""
+RUN = """
+import runpy, sys
 sys.argv = ["gpu.py", *sys.argv[1:]]
 sys.path[0] = "benchmarks"
 runpy.run_path("benchmarks/gpu.py", run_name="__main__")
 """
+BARE = HIDDEN + RUN
 
 
-Points = list[dict[str, Any]]
-
-
-def run(arguments: Sequence[str], cache: Path, *, code: str = BLOCKED) -> Points:
-    """What it found."""
+def run(
+    arguments: Sequence[str], cache: Path, *, code: str = BARE
+) -> tuple[list[Point], list[str]]:
+    """What it found, and what it printed."""
     out = cache / "out"
     done = subprocess.run(
-        [sys.executable, "-c", code, "--tiny", "--device", "cpu", *arguments, "--out", str(out)],
+        [sys.executable, "-c", code, *arguments, "--tiny", "--device", "cpu", "--out", str(out)],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
@@ -61,100 +60,99 @@ def run(arguments: Sequence[str], cache: Path, *, code: str = BLOCKED) -> Points
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads((out / "gpu.json").read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == report
-    ET.parse(out / "gpu.svg")
-    points: Points = report["points"]
-    return points
+    points = list(read(out / "points.jsonl"))
+    assert done.stdout.endswith(tables(points) + "\n")
+    return points, done.stdout.splitlines()
 
 
-def of(points: Points, kind: str) -> Points:
-    return [point for point in points if point["kind"] == kind]
+def left_out(points: Sequence[Point]) -> dict[str, str]:
+    found = [point.row for point in points if point.table == "left out"]
+    return {str(row["what"]): str(row["why"]) for row in found}
 
 
-def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
-    points = run(["--limits", "1", "2", "--contexts", "20"], tmp_path)
-    assert not of(points, "LeftOut")
-    checks = {p["name"]: p["found"] for p in of(points, "Check")}
-    assert set(checks.values()) == {"agrees"}
-    assert {
-        "a kernel of Triton's runs",
-        "graphs draw eager's tokens, 2 rows",
-        "lookahead draws the same tokens, top_p 0.9",
-    } <= set(checks)
-    drafts = {p["of"]: p["facts"] for p in of(points, "Facts") if p["of"].startswith("drafts")}
-    assert set(drafts) == {"drafts, greedy, float32", "drafts, temperature 1, float32"}
-    assert {found["other tokens"] for found in drafts.values()} == {"0"}
-    greedy = [(s["rows"], s["graphs"]) for s in of(points, "StepTime") if s["sampling"] == "greedy"]
-    assert greedy == [(rows, graphs) for graphs in (True, False) for rows in (1, 2)]
-    played = of(points, "Played")
-    sides = [(p["mode"], p["limit"], p["lookahead"]) for p in played]
-    turns = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
-    at = [(mode, limit, ahead) for limit in (1, 2) for mode, ahead in turns]
-    assert sides == 3 * [("nobatch", 1, 0), *at]
-    assert all(p["same_tokens"] == 1 for p in played if p["mode"] == "dynamic")
+def begun(printed: Sequence[str]) -> list[str]:
+    """The parts, in their order."""
+    return [line.split(" s: ")[1] for line in printed if " s: " in line[:9]]
 
 
-def options_of_torch(contexts: Sequence[int]) -> Options:
-    """One row, without a kernel."""
-    cpu = torch.device("cpu")
-    return Options.of(cpu, "auto", "gpt2", tiny=True, limits=[1], contexts=contexts, kernel=False)
+def test_the_first_call_runs_from_a_bare_checkout(tmp_path: Path) -> None:
+    points, printed = run(["A"], tmp_path)
+    assert not left_out(points)
+    parts = ["device", "self-checks", "networks", "decodes of llama-3.2-1b", "attention", "kernels"]
+    assert begun(printed) == parts
+    assert {p.row["found"] for p in points if p.table == "checks"} == {"agrees"}
+    judged = [p.row for p in points if p.table == "tokens beside a plain network in float32"]
+    ways = ["eager", "eager, lookahead", "graphs", "graphs, lookahead", "plain torch"]
+    assert [row["way"] for row in judged] == 2 * ways
+    assert {row["not the best"] for row in judged} == {0}
+    assert {row.get("at temperature 1", 0) for row in judged} == {0}
+    (step,) = [p.row for p in points if p.table.startswith("decode steps")]
+    assert all(isinstance(step[name], float) for name in ("served, lookahead", "served, none"))
 
 
-def test_steps_are_timed_after_as_many_tokens_as_the_model_has_positions() -> None:
-    told: list[Point] = []
-    steps(options_of_torch([TINY.context]), told.append, None)
-    assert not [point for point in told if isinstance(point, LeftOut)]
-    assert {p.context for p in told if isinstance(p, StepTime)} == {TINY.context}
+def test_the_second_call_runs_to_its_end(tmp_path: Path) -> None:
+    points, printed = run(["B"], tmp_path, code=RUN)
+    assert set(left_out(points)) <= {"memcheck"}  # its tool is a part of CUDA's
+    assert begun(printed) == ["mixed", "http", "equal", "peer", "memcheck"]
+    sides = [
+        (p.row["mode"], p.row["lookahead"])
+        for p in points
+        if p.table.startswith("modes, mixed") and p.row["limit"] == 2
+    ]
+    assert sides == [("static", 0), ("static", 1), ("dynamic", 0), ("dynamic", 1)]
+    over_http = {p.row["mode"]: p.row["lost"] for p in points if p.table.startswith("over HTTP")}
+    assert over_http == {"dynamic": 0, "launcher": 0}
 
 
 def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
-    model = Models(options_of_torch([20])).get("dynamic", graphs=False)
+    options = Options.of(torch.device("cpu"), "auto", tiny=True, kernel=False)
+    model = Models(options, "gpt2-medium", 1, 212).get(graphs=False)
     with pytest.raises(RuntimeError, match=r"2 rows of 212 tokens need 28 KV blocks, .* holds 14"):
-        Decoding(model, 2, 20, [SAMPLING["greedy"](row) for row in range(2)])
+        Decoding(model, 2, 20, SAMPLING["greedy"])
 
 
-def test_a_run_without_time_names_what_it_left_out(tmp_path: Path) -> None:
-    points = run(["--seconds", "0"], tmp_path)
-    assert {p["why"] for p in of(points, "LeftOut")} == {"no time left"}
+def test_a_part_that_no_call_has_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no part 'prefil' in call A; allowed: device, "):
+        run(["A", "--parts", "prefil"], tmp_path)
 
 
 TROUBLE = """
 import os, signal, time
 import benchmarks.gpu as gpu
-from benchmarks.on_gpu import parts
-from benchmarks.on_gpu.points import Bandwidth
+from benchmarks.on_gpu.points import Point
 
 def hang(options, emit):
-    emit(Bandwidth(7.0))
+    emit(Point("found", {"before": 7.0}))
     time.sleep(600)
 
-gpu.planned = lambda report: [
-    gpu.Part("hangs", 5.0, hang),
+gpu.parts_of = lambda call, points, tiny: [
+    gpu.Part("hangs", 3.0, hang),
     gpu.Part("crashes", 60.0, lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
     gpu.Part("fails", 60.0, lambda *_: 1 / 0),
-    gpu.Part("the device", 60.0, parts.facts),
+    gpu.Part("the device", 60.0, gpu.trivial),
 ]
 gpu.main()
 """
 
 
 def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
-    points = run([], tmp_path, code=TROUBLE)
-    assert {p["what"]: p["why"] for p in of(points, "LeftOut")} == {
-        "hangs": "not done after 5 s",
+    points, _ = run(["A"], tmp_path, code=TROUBLE)
+    assert left_out(points) == {
+        "hangs": "not done after 3 s",
         "crashes": "ended with status -9",
         "fails": "ZeroDivisionError: division by zero",
     }
-    assert of(points, "Bandwidth") == [{"kind": "Bandwidth", "gb_s": 7.0}]
-    assert [p["of"] for p in of(points, "Facts")] == ["machine", "work", "device"]
+    assert [p.table for p in points if p.table != "left out"] == [
+        *("machine", "found", "checks", "the device"),
+    ]
 
 
-def test_without_triton_the_parts_that_need_no_kernel_still_run(tmp_path: Path) -> None:
-    code = f"import sys\nsys.modules['triton'] = None\n{BLOCKED}"
-    points = run(["--limits", "1", "--contexts", "20"], tmp_path, code=code)
-    first = of(points, "Check")[0]
-    assert first["name"] == "a kernel of Triton's runs"
-    assert first["found"].startswith("ModuleNotFoundError")
-    assert {p["graphs"] for p in of(points, "StepTime")} == {False}
-    assert {p["mode"] for p in of(points, "Played")} == {"nobatch", "static", "dynamic"}
+def test_without_time_or_triton_what_is_left_out_is_named(tmp_path: Path) -> None:
+    points, _ = run(["A", "--seconds", "0"], tmp_path)
+    assert set(left_out(points).values()) == {"no time left"}
+    code = f"import sys\nsys.modules['triton'] = None\n{BARE}"
+    points, _ = run(["A", "--parts", "device", "networks"], tmp_path, code=code)
+    first = next(p.row for p in points if p.table == "checks")
+    assert str(first["found"]).startswith("ModuleNotFoundError")
+    judged = [p.row["way"] for p in points if p.table.startswith("tokens beside")]
+    assert judged == 2 * ["eager", "eager, lookahead", "plain torch"]

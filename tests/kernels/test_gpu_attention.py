@@ -11,6 +11,8 @@ from torch import Tensor
 from kernels.gpu.attention import attend, queries_per_tile
 from kernels.gpu.paged import attend_rectangle
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 BLOCK_TOKENS = 16
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

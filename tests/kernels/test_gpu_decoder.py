@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from kernels.gpu.decoder import add_rms_norm, gated, rms_norm, rotate
 from tests.kernels.launches import launched
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 # the interpreter rounds float32 to bfloat16 towards zero
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 EPS = 1e-5

@@ -14,6 +14,8 @@ from runtime.shards import GatheredLinear
 from tests.kernels.launches import launched
 from tests.runtime.test_layers import description
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 # the interpreter rounds float32 to bfloat16 towards zero
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -20,6 +20,7 @@ from runtime.sampling.drawing import _mix as mix
 from runtime.sampling.drawing import keys
 from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, drawing_of
 from seams import Opening
+from tests.kernels.conftest import DEVICE
 from tests.kernels.launches import launched
 from tests.runtime.sampling.test_sampler import CPU, Operators, row, samplings, some_logits
 
@@ -40,7 +41,7 @@ def check(logits: Tensor, rows: Sequence[Known]) -> None:
     size = logits.shape[-1]
     scores = drawing_of(rows, size, CPU).scores(logits)
     best = scores.topk(2).values
-    drawn = Sampler(kernel=True).draw(logits, rows)
+    drawn = Sampler(kernel=True).draw(logits.to(DEVICE), rows).cpu()
     same = (drawn == scores.max(-1).indices) | (best[:, 0] - best[:, 1] < TIE)
     assert same.all(), (drawn, scores.max(-1).indices, best)
 
