@@ -15,7 +15,7 @@ from threading import Lock
 from api.http.errors import RETRY_AFTER_S, ApiError
 
 SHORT = 2**13  # characters or bytes: some 2 to 10 ms of work
-PER_S = 2**24  # far more than a model reads
+PER_S = 2**23  # two million tokens: far more than a model reads
 MOST_WAIT_S = 10.0
 
 
