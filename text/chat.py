@@ -87,6 +87,10 @@ class ChatTemplate:
     ) -> list[int]:
         """As `text`, in tokens. Raises ConversationError, and EncodingError."""
         text = self.text(messages, tools, add_generation_prompt=add_generation_prompt, names=names)
+        return self.tokens(text)
+
+    def tokens(self, text: str) -> list[int]:
+        """Of a `text`; a plain one begins as every prompt does. Raises EncodingError."""
         ids = self._tokenizer.encode_template(text)
         return self._tokenizer.begun(ids) if self.is_plain else ids
 

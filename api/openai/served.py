@@ -124,6 +124,6 @@ class ServedModel:
                 )
                 if fit:
                     service.require_fit("messages", text)
-                return service.tokenizer.encode_template(text)
+                return self._template.tokens(text)
         except (ConversationError, EncodingError) as error:
             raise ApiError(400, str(error), param="messages") from error

@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.server.hash_app import byte_tokenizer
 from tests.text import llama
 from tests.text.test_gguf_vocabulary import recorded
-from text.chat import ChatTemplate, ConversationError, load_chat_template
+from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
 from text.special_tokens import read_names
 from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
@@ -193,6 +193,18 @@ def test_a_template_that_cannot_be_read_loses_chats_only(
     template = load_chat_template(str(tmp_path), byte_tokenizer())
     with pytest.raises(ConversationError, match="chat template cannot be read"):
         template.encode([{"role": "user", "content": "x"}])
+
+
+def test_only_a_plain_conversation_has_a_bos_that_no_template_wrote(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": True}))
+    tokenizer = load_tokenizer(str(folder))
+    message = [{"role": "user", "content": "x"}]
+    for source, begins in ((PLAIN, True), ("{{ messages[0].content }}", False)):
+        template = ChatTemplate(source, tokenizer, {})
+        ids = template.tokens(template.text(message))
+        assert (ids[0] == tokenizer.bos_id) == begins
+        assert ids == template.encode(message)
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
