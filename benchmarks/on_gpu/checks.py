@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from benchmarks.bare import Job, run_bare
 from benchmarks.on_gpu.points import AGREES, Emit, Point, Value
 from benchmarks.on_gpu.work import NAMES, SAMPLING, Models, Options, network
+from engine.speculation import Speculation
 from models.networks import Network
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
@@ -24,6 +25,7 @@ from runtime.gpu.comparison import TOLERANCE, Heads
 from runtime.gpu.paged import Packed, PagedAttention, arrays_of, pack
 from runtime.transfer import send
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Predictor
 from seams import Policy
 
 CHECKED = (  # the shapes of GPT-2 medium, Llama 3.2 1B, Qwen3 0.6B, and float32
@@ -34,7 +36,7 @@ CHECKED = (  # the shapes of GPT-2 medium, Llama 3.2 1B, Qwen3 0.6B, and float32
 )
 TRITON = "a kernel of Triton's runs"
 CONTEXT = 1024  # of the whole networks
-LIMIT, OUTPUT_TOKENS = 4, 24
+LIMIT, OUTPUT_TOKENS, MOST_DRAFTS = 4, 24, 8
 PROMPTS = (3, 600, 17, 256, 255, 90, 400, 31)  # tokens; two fill a block and one more
 
 
@@ -175,18 +177,22 @@ def _network(options: Options, emit: Emit, name: str, dtype: torch.dtype) -> Non
             2 if options.tiny else OUTPUT_TOKENS)
         for count in prompts
     ]  # fmt: skip
+    graphs = options.kernel
     ways = [("eager", False, 0), ("eager, lookahead", False, 1)]
-    if options.kernel:
+    if graphs:
         ways += [("graphs", True, 0), ("graphs, lookahead", True, 1)]
+    ways.append(("drafts", graphs, 1))
     outputs: dict[str, list[list[int]]] = {}
     drawn: dict[str, list[list[int]]] = {}
     for way, graphs, ahead in ways:
         for kept, sampling in ((outputs, "greedy"), (drawn, "temperature 1")):
             policy: Policy = Orca()
             model = models.get(graphs=graphs)
+            speculation = Speculation(MOST_DRAFTS, Predictor()) if way == "drafts" else None
             kept[way] = run_bare(
-                model, policy, "dynamic", work, LIMIT, SAMPLING[sampling], lookahead=ahead
-            ).outputs
+                model, policy, "dynamic", work, LIMIT, SAMPLING[sampling],
+                lookahead=ahead, speculation=speculation,
+            ).outputs  # fmt: skip
             model.forget()
     del models, model
     plain = network(options.config(name, CONTEXT), dtype, options.device)

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes on a GPU: the device's own limits, then decode steps taken
+"""What the time of an iteration is spent on: the device's own limits, then decode steps taken
 apart, single kernels beside torch's, prefills, and the profiler's table."""
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_the_first_call_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     assert begun(printed) == parts
     assert {p.row["found"] for p in points if p.table == "checks"} == {"agrees"}
     judged = [p.row for p in points if p.table == "tokens beside a plain network in float32"]
-    ways = ["eager", "eager, lookahead", "graphs", "graphs, lookahead", "plain torch"]
+    ways = ["eager", "eager, lookahead", "graphs", "graphs, lookahead", "drafts", "plain torch"]
     assert [row["way"] for row in judged] == 2 * ways
     assert {row["not the best"] for row in judged} == {0}
     assert {row.get("at temperature 1", 0) for row in judged} == {0}
@@ -155,4 +155,4 @@ def test_without_time_or_triton_what_is_left_out_is_named(tmp_path: Path) -> Non
     first = next(p.row for p in points if p.table == "checks")
     assert str(first["found"]).startswith("ModuleNotFoundError")
     judged = [p.row["way"] for p in points if p.table.startswith("tokens beside")]
-    assert judged == 2 * ["eager", "eager, lookahead", "plain torch"]
+    assert judged == 2 * ["eager", "eager, lookahead", "drafts", "plain torch"]

@@ -46,7 +46,7 @@ def test_a_client_that_reads_nothing_of_a_long_response_is_given_up(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     outgoing = Outgoing(pair[0], 0.0)
-    outgoing.sendall(b"x")  # accepted at once: nobody waits
+    outgoing.sendall(b"x")  # accepted at once: no thread waits
     with pytest.raises(TimeoutError):
         outgoing.sendall(FULL)
 
