@@ -40,7 +40,7 @@ from runtime.cache import KVShape
 from runtime.executor import Executor, Guesses
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
-from runtime.gpu.selfcheck import check
+from runtime.gpu.selfcheck import check, check_heads
 from runtime.iteration import Flat, KnownSequence
 from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
 from runtime.shards import connect, join
@@ -102,7 +102,10 @@ def load_model(options: LoadOptions) -> Executor:
     context = context_of(options, source.config.context)
     dtype, stored = dtypes_of(options, source, device)
     shape = KVShape.of(replace(source.config, shards=options.part.shards), dtype, device)
-    if device.type == "cpu":
+    heads = Heads.of(source.config.n_head // options.part.shards, shape)
+    if device.type == "cuda":
+        check_heads(options.model, heads)
+    else:
         held = "int8" if stored is INT8_LAYERS else str(dtype).removeprefix("torch.")
         held = "4 to 8 bits" if stored is BLOCK_LAYERS else held
         check_weights(held_bytes(source, options.part, dtype, stored), held, shape)
@@ -111,8 +114,7 @@ def load_model(options: LoadOptions) -> Executor:
     limit_context(network, context)
     kernel, graphs = None, False
     if device.type == "cuda":
-        heads = source.config.n_head // options.part.shards
-        found = check(device, Heads.of(heads, shape))
+        found = check(device, heads)
         kernel, graphs = found.kernel is None, options.graphs and found.graphs is None
         torch.cuda.set_device(device)  # on which Triton and NCCL launch
     network.to(device)

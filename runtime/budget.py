@@ -13,6 +13,7 @@ from requested import Sampling
 from runtime.cache import KVShape
 from runtime.container import container_room_bytes
 from runtime.executor import Executor
+from runtime.sampling.scoring import CHUNK_LOGITS
 from seams import DeviceMemoryError, Opening, Step
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ ONE_CONTEXT_SHARE = 0.75  # of that, where less would not hold one sequence of t
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
 LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
-PROBED_TOKENS = 131_072  # of an iteration, at most, if the context is not longer
+PROBED_TOKENS = 32_768  # of an iteration, at most, if the context is not longer
 
 
 class KVMemoryError(ValueError):
@@ -33,6 +34,7 @@ class WeightMemoryError(Exception):
     """The weights do not fit into memory; the message has the sum."""
 
 
+# all rows together score as many tokens of their prompts as exist at once (CHUNK_LOGITS)
 _COSTLIEST = Sampling(
     top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20, prompt_logprobs=20
 )
@@ -188,7 +190,8 @@ def _activation_bytes(model: Executor, rows: int) -> int:
     each = blocks_of(1, context, model.shape)
     model.allocate(rows * each)
     model.warm_up()  # a kernel's launch is chosen at first use, with memory that no later one takes
-    model.open([Opening(i, [0] * context, context, _COSTLIEST) for i in range(rows)])
+    prompt = min(context, 1 + math.ceil(CHUNK_LOGITS / model.vocab_size / rows))
+    model.open([Opening(i, [0] * context, prompt, _COSTLIEST) for i in range(rows)])
     steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]
     torch.cuda.reset_peak_memory_stats(model.device)
     held_bytes = torch.cuda.memory_allocated(model.device)

@@ -31,7 +31,7 @@ from scheduling.policies.static import Static
 from seams import Policy
 
 LIMITS = (8, 32, 64, 128, 256)
-TILE_TOKENS = 64  # of a prompt; kernels.gpu.attention.queries_per_tile of bfloat16
+TILE_TOKENS = 64  # of a prompt; kernels.gpu.paged.queries_per_tile of bfloat16
 CONFIG = GPTConfig(vocab_size=97, context=1024, n_layer=1, n_head=1, n_embd=16)
 MODES: dict[str, tuple[ModeName, type[Executor], Callable[[], Policy]]] = {
     "static": ("static", ServerModel, lambda: Static(max_wait_s=0.0)),

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.operators import INTERPRETED, operator
+from kernels.gpu.paged import queries_per_tile as queries_per_tile
 
 LOG2_E = 1.4426950408889634
 SPLIT_KEYS = 256  # of a row with a single new token, read by one program; more if the row is long
@@ -213,14 +214,6 @@ def _merge(
     at = (first.to(tl.int64) * HEADS + head) * DIM
     if length > 0:
         tl.store(out + at + d, (mixed / total).to(out.dtype.element_ty), mask=d < DIM)
-
-
-def queries_per_tile(dtype: torch.dtype, head_dim: int) -> int:
-    """Of a prompt, counted in query heads that share a KV head. Larger tiles of float32 do not fit
-    into every GPU's shared memory, and compile for ten seconds."""
-    if dtype.itemsize == 2:
-        return 64 if head_dim <= 128 else 32
-    return 32 if head_dim <= 64 else 16
 
 
 def _keys_at_once(dtype: torch.dtype, padded: int, queries: int) -> int:

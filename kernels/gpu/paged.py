@@ -2,7 +2,7 @@
 
 The pool of a layer: keys and values `[blocks, block_tokens, kv_heads, head_dim]`. A row's table
 names its blocks in order, so that its key `n` lies at block `table[n // block_tokens]`, offset
-`n % block_tokens`. `attend_rectangle` defines the kernel (`paged_triton.py`) and replaces it.
+`n % block_tokens`. `attend_rectangle` defines the kernel (`attention.py`) and replaces it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def queries_per_tile(dtype: torch.dtype, head_dim: int) -> int:
+    """Of a prompt, counted in query heads that share a KV head. Larger tiles of float32 do not fit
+    into every GPU's shared memory, and compile for ten seconds."""
+    if dtype.itemsize == 2:
+        return 64 if head_dim <= 128 else 32
+    return 32 if head_dim <= 64 else 16
 
 
 def attend_rectangle(

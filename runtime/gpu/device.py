@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.gpu.paged import queries_per_tile
 from models.networks import Network
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool
@@ -34,8 +35,6 @@ class Device:
         self.graphs: Graphs | None = None
         self._tile_tokens = 1
         if kernel:
-            from kernels.gpu.attention import queries_per_tile  # part of torch's CUDA build only
-
             heads = network.config.n_head // network.config.shards
             group = heads // pool.shape.kv_heads
             self._tile_tokens = queries_per_tile(pool.shape.dtype, pool.shape.head_dim) // group

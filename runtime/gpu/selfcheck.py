@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from kernels import cache_folder
+from kernels.gpu.paged import queries_per_tile
 from runtime.gpu.choice import DeviceError, resolve_device
 from runtime.gpu.comparison import Heads, differs, record_graph, replay_differs
 from runtime.gpu.twins import others_differ
@@ -34,8 +35,8 @@ HANGS_S = 180.0
 FOLDER = Path(__file__).resolve().parents[2]
 SOURCES = (  # on which a result depends
     *("kernels/gpu/attention.py", "kernels/gpu/decoder.py", "kernels/gpu/layers.py"),
-    *("kernels/gpu/sampling.py",),
-    *("kernels/gpu/operators.py", "runtime/sampling/drawing.py", "runtime/sampling/sampler.py"),
+    *("kernels/gpu/sampling.py", "kernels/gpu/operators.py", "kernels/gpu/paged.py"),
+    *("runtime/sampling/drawing.py", "runtime/sampling/sampler.py"),
     *(
         "runtime/gpu/paged.py",
         "runtime/gpu/tuning.py",
@@ -76,6 +77,20 @@ def check(device: torch.device, heads: Heads) -> Verdict:
         except OSError as error:
             log.warning("the result of the comparison cannot be kept: %s", error)
     return _told(found, f" (kept in {kept})")
+
+
+def check_heads(model: str, heads: Heads) -> None:
+    """A tile of a prompt holds a token at least, with all query heads that share a KV head. Raises
+    DeviceError."""
+    dtype, group = getattr(torch, heads.dtype), heads.heads // heads.kv_heads
+    most = queries_per_tile(dtype, heads.head_dim)
+    if group > most:
+        is_less = dtype.itemsize > 2 and group <= queries_per_tile(torch.bfloat16, heads.head_dim)
+        raise DeviceError(
+            f"model '{model}' on a GPU: {group} query heads share a KV head, and the attention "
+            f"kernel takes {most} at most ({heads.dtype}, {heads.head_dim} wide); allowed: "
+            f"{'--dtype bfloat16 or float16, ' if is_less else ''}--device cpu"
+        )
 
 
 def unfit(capability: tuple[int, int], heads: Heads) -> str | None:
@@ -146,7 +161,6 @@ def _failed(reason: str) -> Verdict:
 
 def compare(device: torch.device, heads: Heads) -> Verdict:
     """Compares in this process."""
-    from kernels.gpu.attention import queries_per_tile  # part of torch's CUDA build only
     from runtime.gpu.paged import PagedAttention
 
     dtype: torch.dtype = getattr(torch, heads.dtype)

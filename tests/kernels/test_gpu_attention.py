@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gpu.attention import attend, queries_per_tile
-from kernels.gpu.paged import attend_rectangle
+from kernels.gpu.attention import attend
+from kernels.gpu.paged import attend_rectangle, queries_per_tile
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

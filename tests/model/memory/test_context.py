@@ -68,17 +68,21 @@ def test_the_probe_of_a_gpu_is_no_larger_than_an_iteration_that_is_planned(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = limited(folder, None)
-    opened: list[int] = []
+    opened: list[list[Opening]] = []
     known = model.open
 
     def note(new: list[Opening]) -> None:
-        opened.append(len(new))
+        opened.append(new)
         known(new)
 
     monkeypatch.setattr(model, "open", note)
     monkeypatch.setattr("runtime.budget.PROBED_TOKENS", 3 * CONTEXT)
+    monkeypatch.setattr("runtime.budget.CHUNK_LOGITS", 20 * model.vocab_size)
     for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda _: 0)
     worst_activation_bytes(model, 16)
-    assert opened[-1] == 3
-    assert PROBED_TOKENS >= 32 * 1024  # GPT-2's whole batch
+    assert len(opened[-1]) == 3
+    assert PROBED_TOKENS == 32 * 1024  # GPT-2's whole batch
+    # as many logits of prompts exist at once as of any iteration, and few more are computed
+    scored = sum(new.prompt_tokens - 1 for new in opened[-1])
+    assert 20 <= scored < 20 + 3

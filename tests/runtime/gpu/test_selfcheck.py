@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.paged import attend_rectangle
+from model import LoadOptions, load_model
 from models.gpt2 import Attend
 from runtime.cache import KVPool
+from runtime.gpu.choice import DeviceError
 from runtime.gpu.comparison import Heads, differs, replay_differs
 from runtime.gpu.paged import Packed
 from runtime.gpu.selfcheck import Verdict, check
+from tests.models.families import FAMILIES, write
 from tests.runtime.gpu.pretend import pretend_gpus
 
 CPU = torch.device("cpu")
@@ -225,6 +228,25 @@ def test_a_gpu_without_fitting_tensor_cores_does_not_use_the_kernel(
     assert not commands
     pretend_gpus(monkeypatch, capability=(8, 0))
     assert check(gpu, heads) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "words"),
+    [
+        ("float32", 33, "33 query heads .* takes 32 at most .* allowed: --dtype bfloat16"),
+        ("bfloat16", 71, "71 query heads .* takes 64 at most .* allowed: --device cpu"),
+    ],
+)
+def test_a_model_with_more_query_heads_than_a_tile_holds_is_refused(
+    dtype: str, heads: int, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Falcon 7B has 71 of them."""
+    pretend_gpus(monkeypatch)
+    config = FAMILIES["qwen3"]()
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, 1, 64
+    write(config, tmp_path)
+    with pytest.raises(DeviceError, match=f"model '{tmp_path}' .* {words}"):
+        load_model(LoadOptions("dynamic", str(tmp_path), "cuda", dtype, 0, max_batch_size=2))
 
 
 @pytest.mark.long
