@@ -160,7 +160,7 @@ class Config(Options):
     lookahead: int | None = QUEUE.option(None, least=0, most=1)
     """iterations that may be in flight while the next one is planned and started; 1 hides planning,
     launches and messages behind the model's work, but with a model on this CPU it only delays
-    tokens; without this option: 1 with --remote-model or on a GPU in mode dynamic, 0 otherwise"""
+    tokens; without this option: 1 with --remote-model or on a GPU, 0 otherwise"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
@@ -324,8 +324,7 @@ class Config(Options):
         """`device`: of the model, if it runs in this process: "cpu", or a GPU's name."""
         if self.lookahead is not None:
             return self.lookahead
-        on_gpu = device != "cpu" and self.mode == "dynamic"
-        return int(self.remote_model is not None or on_gpu)
+        return int(self.remote_model is not None or device != "cpu")
 
     @property
     def most_drafts(self) -> int:

@@ -151,15 +151,15 @@ def test_an_option_without_effect_is_reported(
     ("args", "on_cpu", "on_gpu"),
     [
         (["dynamic"], 0, 1),
-        (["static"], 0, 0),
-        (["nobatch"], 0, 0),
+        (["static"], 0, 1),
+        (["nobatch"], 0, 1),
         (["static", "--lookahead", "1"], 1, 1),
         (["dynamic", "--lookahead", "0"], 0, 0),
         (["static", "--remote-model", "unix:/tmp/model"], 1, 1),
         (["dynamic", "--remote-model", "unix:/tmp/model", "--lookahead", "0"], 0, 0),
     ],
 )
-def test_a_remote_model_and_a_gpu_in_dynamic_work_ahead_unless_told_otherwise(
+def test_a_remote_model_and_a_gpu_work_ahead_unless_told_otherwise(
     args: list[str], on_cpu: int, on_gpu: int
 ) -> None:
     config = Config.from_args(args, {})
