@@ -20,6 +20,7 @@ from typing import Any
 from flask import Flask
 
 from api import native, watch
+from api.defaults import SamplingDefaults, load_sampling_defaults
 from api.document.openapi import register_openapi
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
@@ -80,6 +81,13 @@ def policy_of_mode(config: Config, predictor: StepTime) -> Policy:
     return MODES[config.mode].policy(config, predictor)
 
 
+def sampling_defaults(config: Config) -> SamplingDefaults:
+    """Raises VocabularyError."""
+    if not config.generation_config:
+        return SamplingDefaults()
+    return load_sampling_defaults(config.model, config.revision)
+
+
 def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
     """Requests are pending in it only if its order is the one in which they would run."""
     if config.mode == "dynamic" and config.policy not in IN_ORDER:
@@ -119,6 +127,7 @@ def create_app(
     config = config or Config.from_environment()
     tokenizer = tokenizer or load_tokenizer(config.model, config.revision)
     template = load_chat_template(config.model, tokenizer, config.revision)
+    defaults = sampling_defaults(config)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
     metrics = Metrics(stats)
@@ -136,6 +145,8 @@ def create_app(
 
     def describe() -> Description:
         info = asdict(engine.model.info) if engine.model is not None else None
+        if info is not None:
+            info["sampling_defaults"] = defaults.stated
         return {
             "mode": config.mode,
             "policy": config.policy if config.mode == "dynamic" else config.mode,
@@ -162,6 +173,7 @@ def create_app(
         describe,
         Texts() if config.watch_text else None,
         grammars,
+        defaults,
     )
     served = ServedModel(service, template)
     generations = Generations(service, served)
@@ -217,6 +229,7 @@ def main() -> None:
         policy_of_mode(config, Predictor())
         tokenizer = load_tokenizer(config.model, config.revision)
         template = load_chat_template(config.model, tokenizer, config.revision)
+        defaults = sampling_defaults(config)
         _check_port(config)
         _check_record(config)
     except (VocabularyError, PolicyOptionError, StartError) as error:
@@ -227,6 +240,9 @@ def main() -> None:
         f"waiting requests ({flag('max_waiting')}) and some spare",
         flush=True,
     )
+    if defaults.stated:
+        said = ", ".join(f"{name} {value}" for name, value in defaults.stated.items())
+        print(f"sampling defaults of the model: {said} ({flag('generation_config')})", flush=True)
     told_too = [] if template.unreadable is None else [f"{template.unreadable}; chats get 400"]
     for told in [*config.without_effect, *told_too]:
         print(f"warning: {told}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import ConfigDict, Field, InstanceOf
 from typing_extensions import TypedDict
 
+from api.defaults import SamplingDefaults
 from api.follow import Follower, follow
 from api.http.body import read_body
 from api.limits import (
@@ -64,13 +65,16 @@ class InferenceRequest(Signals):
         None, gt=0, le=MOST_DEADLINE_S, description=f"seconds, above 0 and up to {MOST_DEADLINE_S}"
     )
 
-    def sampling(self) -> Sampling:
+    def sampling(self, defaults: SamplingDefaults) -> Sampling:
         """With a fresh seed where none is given."""
+        chosen = defaults.under(self, self.model_fields_set)
         return Sampling(
             seed=secrets.randbits(FRESH_SEED_BITS) if self.seed is None else self.seed,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=mass(self.top_p),
+            temperature=chosen.temperature,
+            top_k=chosen.best,
+            top_p=mass(chosen.top_p),
+            min_p=chosen.min_p,
+            repetition_penalty=chosen.repetition_penalty,
         )
 
 
@@ -139,7 +143,7 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         accepted = Inference(
             service.encode("prompt", [wanted.prompt])[0],
             wanted.num_tokens,
-            wanted.sampling(),
+            wanted.sampling(service.defaults),
             arrival_s,
             service_class=wanted.service_class,
             deadline_s=wanted.deadline_s,

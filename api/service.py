@@ -11,6 +11,7 @@ from flask import request
 from typing_extensions import TypedDict
 from werkzeug.datastructures import Headers
 
+from api.defaults import SamplingDefaults
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
 from api.http.hooks.keys import presented_owner
@@ -75,6 +76,9 @@ class Service:
     describe: Callable[[], Description]
     texts: Texts | None = None  # kept for --watch-text
     grammars: Grammars | None = None  # None: constraints are refused
+    defaults: SamplingDefaults = field(
+        default_factory=SamplingDefaults
+    )  # of OpenAI's APIs and /inference
     turns: Turns = field(default_factory=Turns)
 
     def arrived_s(self) -> float:

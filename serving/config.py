@@ -74,6 +74,10 @@ class Config(Options):
     reasoning: Literal["apart", "text"] = MODEL.option("apart")
     """what models write between <think> and </think> before they answer: apart (reasoning_content
     in chats, an item of its own in /v1/responses) or text (it stays in the answer)"""
+    generation_config: bool = MODEL.option(True)
+    """what the model's generation_config.json says of sampling (temperature, top_k, top_p, min_p,
+    repetition_penalty, max_new_tokens) counts where a client says nothing, on OpenAI's APIs and
+    /inference; false: it does not"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")

@@ -36,7 +36,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package i
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
         {"follow", "http", "limits", "metrics", "texts"},
-        {"signals"},
+        {"defaults", "signals"},
         {"service"},
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too

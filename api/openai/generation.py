@@ -88,6 +88,7 @@ class Generations:
 
     def __init__(self, service: Service, served: ServedModel) -> None:
         self.served = served
+        self.defaults = service.defaults
         self._service = service
         self._noted: set[str] = set()
 
@@ -148,7 +149,9 @@ class Generations:
         room = context - known
         most = asked
         if most is None:
-            most = max(1, min(DEFAULT_COMPLETION_TOKENS, room) if form.is_completion else room)
+            limits = [room, self.defaults.max_new_tokens or room]
+            limits += [DEFAULT_COMPLETION_TOKENS] if form.is_completion else []
+            most = max(1, min(limits))
         if most > room:
             raise ApiError(
                 400,
@@ -223,6 +226,7 @@ class Generations:
                 sampling = wanted.sampling(
                     seed_of_choice(seed, number),
                     end_ids,
+                    self.defaults,
                     of_prompt=echo,
                     constraint=constraint,
                     expected_ids=expected_ids,

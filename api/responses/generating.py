@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from api.defaults import SamplingDefaults
 from api.http.body import of_schema
 from api.http.errors import ApiError
 from api.openai.fields.schemas import ChatRequest
@@ -139,9 +140,15 @@ def _renamed(error: ApiError) -> ApiError:
 
 
 def begun(
-    wanted: ResponseRequest, response_id: str, model: str, *, stores: bool
+    wanted: ResponseRequest,
+    response_id: str,
+    model: str,
+    defaults: SamplingDefaults,
+    *,
+    stores: bool,
 ) -> GeneratedResponse:
     """The response before anything is generated."""
+    chosen = wanted.chosen(defaults)
     response: GeneratedResponse = {
         "id": response_id,
         "object": "response",
@@ -160,14 +167,14 @@ def begun(
         "previous_response_id": wanted.previous_response_id,
         "reasoning": None if wanted.reasoning is None else wanted.reasoning.model_dump(),
         "store": stores,
-        "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
+        "temperature": chosen.temperature,
         "text": _text(wanted),
         "tool_choice": _tool_choice(wanted),
         "tools": [
             tool.model_dump() for tool in wanted.tools or () if not isinstance(tool, OtherTool)
         ],
         "top_logprobs": wanted.top_logprobs or 0,
-        "top_p": 1.0 if wanted.top_p is None else wanted.top_p,
+        "top_p": chosen.top_p,
         "truncation": wanted.truncation or "disabled",
         "usage": None,
         "user": wanted.user,

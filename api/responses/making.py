@@ -54,7 +54,8 @@ class Maker:
         if stores:
             self._kept.require_room(owner, len(as_json(own)))
         id = new_id(f"resp_{mark}" if mark else "resp")
-        response = begun(wanted, id, self._generations.served.name, stores=stores)
+        name, defaults = self._generations.served.name, self._generations.defaults
+        response = begun(wanted, id, name, defaults, stores=stores)
         spaces = {
             name_in(space, one.name): (space, one.name)
             for space, one in wanted.functions

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from api.defaults import SamplingDefaults
 from api.document.paths import OPERATIONS
 from api.http.body import of_schema
 from api.http.errors import ApiError
@@ -164,9 +165,9 @@ def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
         return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"), None)
     wanted = of_schema(data, schema)
     if isinstance(wanted, InferenceRequest):
-        return wanted.sampling()
+        return wanted.sampling(SamplingDefaults())
     assert isinstance(wanted, CompletionRequest | ChatRequest)
-    return wanted.sampling(wanted.seed or 0, frozenset({2}), of_prompt=True)
+    return wanted.sampling(wanted.seed or 0, frozenset({2}), SamplingDefaults(), of_prompt=True)
 
 
 @given(api=st.sampled_from(ALL), fields=st.fixed_dictionaries({}, optional=FIELDS))

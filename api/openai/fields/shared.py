@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.defaults import TOP_K, SamplingDefaults, TopK
 from api.limits import (
-    COUNT,
-    MOST,
     MOST_BIAS,
     MOST_STOP_CHARACTERS,
     PENALTY,
@@ -116,9 +115,7 @@ class GenerationRequest(NotOffered):
     )
     temperature: Temperature | None = Field(None, description=TEMPERATURE)
     top_p: Share | None = Field(None, description=SHARE)
-    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = Field(
-        None, description=f"{COUNT}; 0 or -1: no limit"
-    )
+    top_k: TopK | None = Field(None, description=TOP_K)
     min_p: Share | None = Field(None, description=SHARE)
     seed: Seed | None = Field(None, description=SEED)
     presence_penalty: Penalty | None = Field(None, description=PENALTY)
@@ -190,22 +187,28 @@ class GenerationRequest(NotOffered):
     def alternatives(self) -> int | None:
         """How many logprobs are wanted beside each token's own; None: not even that."""
 
+    def chosen(self, defaults: SamplingDefaults) -> SamplingDefaults:
+        said = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        return defaults.under(self, said)
+
     def sampling(
         self,
         seed: int,
         end_ids: frozenset[int],
+        defaults: SamplingDefaults,
         *,
         of_prompt: bool = False,
         constraint: Constraint | None = None,
         expected_ids: Sequence[int] = (),
     ) -> Sampling:
+        chosen = self.chosen(defaults)
         return Sampling(
             seed=seed,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
-            top_p=1.0 if self.top_p is None else mass(self.top_p),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
+            temperature=chosen.temperature,
+            top_k=chosen.best,
+            top_p=mass(chosen.top_p),
+            min_p=chosen.min_p,
+            repetition_penalty=chosen.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(

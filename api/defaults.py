@@ -1,0 +1,68 @@
+"""How a model's authors would have it sampled: what `generation_config.json` says counts where a
+client says nothing, as in vLLM.
+
+Like vLLM, `do_sample` is not read. TGI's API takes nothing of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from api.http.errors import explain
+from api.limits import COUNT, MOST, RATE, SHARE, TEMPERATURE, Count, Rate, Share, Temperature
+from models.names import EMBEDDED, RANDOM_PREFIX
+from text.special_tokens import read_object
+from text.tokenizer import VocabularyError
+from text.vocabulary import locate_files
+
+FILE = "generation_config.json"
+TopK = Annotated[int, Field(ge=-1, le=MOST)]
+TOP_K = f"{COUNT}; 0 or -1: no limit"
+
+
+class SamplingDefaults(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    temperature: Temperature = Field(default=1.0, description=TEMPERATURE)
+    top_k: TopK | None = Field(default=None, description=TOP_K)
+    top_p: Share = Field(default=1.0, description=SHARE)
+    min_p: Share = Field(default=0.0, description=SHARE)
+    repetition_penalty: Rate = Field(default=1.0, description=RATE)
+    max_new_tokens: Count | None = Field(default=None, description=COUNT)
+
+    @property
+    def stated(self) -> dict[str, float]:
+        return self.model_dump(exclude_unset=True)
+
+    @property
+    def best(self) -> int | None:
+        """`top_k` for the sampler; None: no limit."""
+        return self.top_k if self.top_k is not None and self.top_k > 0 else None
+
+    def under(self, request: BaseModel, said: Set[str]) -> SamplingDefaults:
+        """With the fields that a client has `said` in their place."""
+        return self.model_copy(update={name: getattr(request, name) for name in NAMES & said})
+
+
+NAMES = SamplingDefaults.model_fields.keys()
+
+
+def load_sampling_defaults(model: str, revision: str | None = None) -> SamplingDefaults:
+    """Of what `--model` names. Raises VocabularyError."""
+    if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
+        return SamplingDefaults()
+    path = locate_files(model, revision)
+    if path.is_file():  # GGUF
+        return SamplingDefaults()
+    file = path / FILE
+    said = {name: v for name, v in read_object(file).items() if name in NAMES and v is not None}
+    try:
+        return SamplingDefaults.model_validate(said)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        raise VocabularyError(
+            f"{file}: {explain(found, SamplingDefaults)}; --generation-config false ignores it"
+        ) from None

@@ -1,0 +1,134 @@
+"""What a model's `generation_config.json` says of sampling counts where a client says nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from api.defaults import SamplingDefaults, load_sampling_defaults
+from requested import Sampling
+from seams import Opening
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.hash_model import HashModel
+from text.tokenizer import VocabularyError
+
+# as Qwen2.5 and fine-tunes of it publish them
+QWEN = {
+    "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True,
+    "eos_token_id": [151645, 151643], "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8,
+    "top_k": 20, "max_new_tokens": 40, "transformers_version": "4.37.0",
+}  # fmt: skip
+OF_QWEN = {
+    "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 40,
+}  # fmt: skip
+NOTHING = Sampling()
+USER = [{"role": "user", "content": "a"}]
+TGI = {"max_new_tokens": 3, "seed": 1}
+BODIES: dict[str, dict[str, Any]] = {
+    "/inference": {"prompt": "a", "num_tokens": 3},
+    "/v1/completions": {"model": "qwen", "prompt": "a"},
+    "/v1/chat/completions": {"model": "qwen", "messages": USER},
+    "/v1/responses": {"model": "qwen", "input": "a", "store": False},
+    "/generate": {"inputs": "a", "parameters": TGI},
+}
+OWN = list(BODIES)[:-1]
+LATER = OWN[1:]  # OpenAI's
+
+
+class Listening(HashModel):
+    """Knows how the newest request wants to be sampled."""
+
+    asked = NOTHING
+
+    def open(self, new: Sequence[Opening]) -> None:
+        self.asked = new[-1].sampling
+        super().open(new)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "qwen"
+    folder.mkdir()
+    (folder / "generation_config.json").write_text(json.dumps(QWEN))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model() -> Listening:
+    return Listening()
+
+
+@pytest.fixture(scope="module")
+def qwen(folder: Path, model: Listening) -> Iterator[FlaskClient]:
+    with serving(Config(mode="dynamic", model=str(folder)), lambda config: model) as client:
+        yield client
+
+
+def drawn(sampling: Sampling) -> tuple[float, int | None, float, float, float]:
+    return (
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+        sampling.repetition_penalty,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paths", "said", "expected"),
+    [
+        (OWN, {}, (0.7, 20, 0.8, 0.0, 1.05)),
+        (OWN, {"temperature": 0.0}, (0.0, 20, 0.8, 0.0, 1.05)),
+        (OWN, {"temperature": 1.0, "top_p": 1.0}, (1.0, 20, 1.0, 0.0, 1.05)),
+        (OWN, {"top_k": 3}, (0.7, 3, 0.8, 0.0, 1.05)),
+        (["/inference"], {"top_k": None}, (0.7, None, 0.8, 0.0, 1.05)),
+        (LATER, {"top_k": -1, "repetition_penalty": 1.0}, (0.7, None, 0.8, 0.0, 1.0)),
+        (LATER, {"temperature": None, "top_k": 0, "min_p": 0.2}, (0.7, None, 0.8, 0.2, 1.05)),
+        (["/generate"], {}, (0.0, None, 1.0, 0.0, 1.0)),
+    ],
+)
+def test_the_models_defaults_count_where_the_client_says_nothing(
+    qwen: FlaskClient, model: Listening, paths: list[str], said: Any, expected: Any
+) -> None:
+    for path in paths:
+        answer = qwen.post(path, json=BODIES[path] | said)
+        assert answer.status_code == 200, answer.text
+        assert drawn(model.asked) == expected
+        if path == "/v1/responses":
+            assert (answer.json or {})["temperature"] == expected[0]
+
+
+def test_chats_end_where_the_model_says(qwen: FlaskClient) -> None:
+    ignoring = BODIES["/v1/chat/completions"] | {"ignore_eos": True}
+    for said, tokens in ({}, 40), ({"max_tokens": 50}, 50):
+        answer = qwen.post("/v1/chat/completions", json=ignoring | said).json or {}
+        assert answer["usage"]["completion_tokens"] == tokens
+
+
+def test_they_are_shown_and_can_be_left_out(qwen: FlaskClient, folder: Path) -> None:
+    assert (qwen.get("/stats").json or {})["model"]["sampling_defaults"] == OF_QWEN
+    model, config = Listening(), Config(mode="dynamic", model=str(folder), generation_config=False)
+    with serving(config, lambda config: model) as client:
+        client.post("/inference", json=BODIES["/inference"])
+        assert drawn(model.asked) == drawn(NOTHING)
+        assert (client.get("/stats").json or {})["model"]["sampling_defaults"] == {}
+
+
+@pytest.mark.parametrize("model", ["embedded", "random:gpt2"])
+def test_a_model_without_the_file_has_none(model: str) -> None:
+    assert load_sampling_defaults(model) == SamplingDefaults()
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [({"temperature": -1}, "'temperature' must be 0"), ({"top_p": float("nan")}, "'top_p' must")],
+)
+def test_a_wrong_default_is_refused_by_its_name(tmp_path: Path, said: Any, wrong: str) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    with pytest.raises(VocabularyError, match=f"{wrong}.* --generation-config false"):
+        load_sampling_defaults(str(tmp_path))
