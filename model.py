@@ -266,14 +266,16 @@ class DynamicBatchingServerModel(Executor):
         tokens: list[int] = []
         ends, spans = [], []
         for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
-            first, end = len(tokens), step.start + step.num_tokens
-            tokens += row.ids[step.start : end]
+            start, first = step.start, len(tokens)
+            end = start + step.num_tokens
+            tokens += row.ids[start:end]
             ends.append(len(tokens))
-            spans.append(Span(first, step.num_tokens, step.start, row.table))
-            for j, draft in enumerate(drafts.get(i, ())):
-                spans.append(Span(len(tokens), 1, end + j, row.table))
-                tokens.append(draft)
-        counts = np.array([s.num_tokens + len(drafts.get(i, ())) for i, s in enumerate(steps)])
-        offsets = np.array([step.start for step in steps]) - counts.cumsum() + counts
+            spans.append(Span(first, step.num_tokens, start, row.table))
+            if i in drafts:
+                for j, draft in enumerate(drafts[i]):
+                    spans.append(Span(len(tokens), 1, end + j, row.table))
+                    tokens.append(draft)
+        firsts, counts, starts, _ = zip(*spans, strict=True)
+        offsets = np.array(starts) - np.array(firsts)
         positions = np.arange(len(tokens)) + offsets.repeat(counts)
         return Flat(tokens, positions, ends, spans)

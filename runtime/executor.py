@@ -24,7 +24,7 @@ from models.networks import Network, count_parameters
 from requested import Sampling
 from runtime.attention import Counts, RaggedAttention, Span
 from runtime.cache import KVPool, KVShape
-from runtime.drafting.verification import places
+from runtime.drafting.verification import Ahead, places
 from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
@@ -210,14 +210,22 @@ class Executor(ABC):
         for id in released:
             self._sequences.pop(id, None)
         rows = [self._sequences[step.id] for step in steps]
-        drafts = {i: d for i, step in enumerate(steps) if (d := _draft(step, rows[i]))}
+        drafts = {
+            i: d
+            for i, step in enumerate(steps)
+            if step.drafts and (d := rows[i].draft(step.drafts))
+        }
         flat = self.lay_out(steps, rows, drafts)
         drawing = [i for i, step in enumerate(steps) if step.draw]
-        # a row for each draw: several in a row where there are drafts
-        draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
-        known = [
-            place for i in drawing for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
-        ]
+        draws = drawing
+        known: list[KnownSequence | Ahead] = [rows[i] for i in drawing]
+        if drafts:  # a row for each draw
+            draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
+            known = [
+                place
+                for i in drawing
+                for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
+            ]
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in draws], dtype=np.int64)
         if drafts:
@@ -301,10 +309,6 @@ class Executor(ABC):
         """Drops all sequences."""
         self._started = None
         self._sequences.clear()
-
-
-def _draft(step: Step, row: KnownSequence) -> Sequence[int]:
-    return row.draft(step.drafts) if step.drafts else ()
 
 
 def _free_bytes(device: torch.device) -> int:

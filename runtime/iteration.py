@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +83,9 @@ class KnownSequence:
         """Tokens were drawn at this place, where one may be in flight, and behind each draft.
         Returns what is known from then on, the accepted drafts, a token, and what follows from it,
         and the number of accepted drafts."""
+        if not drafts and self.matching is None:  # nearly always: the loop of all rows stays short
+            self.ids[at : at + 1] = drawn
+            return list(drawn), 0
         if self.matching is not None:
             with_mask = list(takewhile(lambda place: not place.failed, self.ahead))
             drafts = drafts[: len(with_mask)]
@@ -152,12 +155,13 @@ class Launched:
     def expect(self) -> None:
         """The drawn tokens are in flight from now on, except after drafts: how many count is not
         known."""
-        at = 0
+        rows, drafts, at = self.rows, self.drafts, 0
         for i in self.drawing:
-            drafts = self.drafts.get(i, ())
-            if not drafts:
-                self.rows[i].ids.append(-1 - at)
-            at += 1 + len(drafts)
+            if i in drafts:
+                at += len(drafts[i])
+            else:
+                rows[i].ids.append(-1 - at)
+            at += 1
 
     def read(self, after_s: float) -> Outcome:
         """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
@@ -167,13 +171,15 @@ class Launched:
         kept: dict[int, int] = {}  # accepted drafts, by row
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
-            numbers = iter(arrays.pop(0).tolist())
+            numbers, at = arrays.pop(0).tolist(), 0
             for i in self.drawing:
-                drafts = self.drafts.get(i, ())
-                drawn[i] = list(islice(numbers, 1 + len(drafts)))
+                step, drafts = self.steps[i], self.drafts.get(i, ())
+                end = at + 1 + len(drafts)
+                drawn[i] = numbers[at:end]
                 # a token is drawn where all known ones are computed
-                at = self.steps[i].start + self.steps[i].num_tokens
-                tokens[i], kept[i] = self.rows[i].receive(drafts, drawn[i], at)
+                place = step.start + step.num_tokens
+                tokens[i], kept[i] = self.rows[i].receive(drafts, drawn[i], place)
+                at = end
         new = [Targets(i, 0, 0, drawn[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
