@@ -117,6 +117,7 @@ _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
 _AMX = "results/reference-amx"
+_HOSTILE = "results/reference-hostile"
 _LONG_PROMPTS = "results/reference-long-prompts"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("runtime/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
@@ -226,7 +227,11 @@ TABLE: tuple[Recording, ...] = (
         "masks-picture", 1, f"{PYTHON}benchmarks.masks --picture {{out}}", "docs/img", "masks.png",
         ("benchmarks/masks.py",),
     ),
-    _rare(_bench("hostile", 6, "hostile", "results/reference-hostile", "hostile.json", LOOP)),
+    _rare(_bench("hostile", 6, "hostile.grammars", _HOSTILE, "hostile.json", LOOP)),
+    _rare(_bench(
+        "neighbours", 6, "hostile", _HOSTILE, "neighbours.json",
+        (*SERVER, "router", "benchmarks/hostile"),
+    )),
     _bench(
         "json-schema", 1, "json_schema", "results/reference-json-schema", "json-schema.md",
         ("runtime/grammar", "benchmarks/json_schema.py"), "development",

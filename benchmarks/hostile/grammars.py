@@ -1,7 +1,7 @@
 """What hostile constraints do to others: inter-token latency of 32 streams beside them.
 
-    python -m benchmarks.hostile                      # smollm2
-    python -m benchmarks.hostile --model embedded --rounds 1
+    python -m benchmarks.hostile.grammars               # smollm2
+    python -m benchmarks.hostile.grammars --model embedded --rounds 1
 
 `hard to compile`: 50 constraints come at once while the streams decode: deep nesting, huge enums,
 exponential alternations, recursive references, catastrophic patterns. Each is refused, or served

@@ -1,0 +1,1 @@
+"""What hostile clients and hostile constraints leave to others."""
