@@ -22,6 +22,8 @@ from models.weights.loader import check
 from models.weights.rounding import quantise_int8
 from models.weights.scheme import SCHEME
 from models.weights.source import CheckpointError
+from text.chat import TEMPLATE_FILE, TOOL_FILE
+from text.special_tokens import MAP_FILE, SETTINGS_FILE
 
 # what a server reads besides the weights
 BESIDE = (
@@ -29,9 +31,12 @@ BESIDE = (
     "tokenizer.json",
     "vocab.json",
     "merges.txt",
-    "tokenizer_config.json",
+    "added_tokens.json",
+    SETTINGS_FILE,
+    MAP_FILE,
     "generation_config.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
+    TOOL_FILE,
 )
 
 
@@ -77,6 +82,7 @@ def _as_int8(folder: Path, out: Path) -> Quantised:
     weights.chmod(0o644)  # safetensors writes files that only their owner may read
     for name in BESIDE:
         if (folder / name).exists():
+            (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, out / name)
     fields = read_fields(folder) | {"quantization_config": SCHEME}
     (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # written last

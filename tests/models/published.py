@@ -107,6 +107,7 @@ class Checkpoint:
     stores_head: bool = False  # though it is tied
     architecture: str | None = None  # which `transformers` cannot tell from the file
     context: int | None = None  # that is served; None: as the file says
+    beside: Sequence[str] = ()  # names of further files
     refused: str = ""  # the sentence
 
 
@@ -465,3 +466,14 @@ _REFUSED: dict[str, tuple[Fields, str]] = {
         "omni_speech_llama")},
 }  # fmt: skip
 PUBLISHED |= {name: Checkpoint(config, refused=why) for name, (config, why) in _REFUSED.items()}
+PUBLISHED |= {
+    "OpenLLaMA 3B as published, .bin only": Checkpoint(
+        LLAMA, beside=("pytorch_model.bin", "tokenizer.model"),
+        refused="no readable model.safetensors"),
+    "vicuna-7b-v1.5, .bin only and in several files": Checkpoint(
+        LLAMA, beside=("pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),
+        refused="no readable model.safetensors"),
+    "Llama-2-7B of 2023, tokenizer.model only": Checkpoint(
+        LLAMA, beside=("model.safetensors", "tokenizer.model", "added_tokens.json"),
+        refused="contains no vocabulary; allowed: "),
+}  # fmt: skip

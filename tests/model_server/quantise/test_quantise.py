@@ -87,6 +87,22 @@ def test_the_command_says_what_was_saved(
     assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o044 == 0o044
 
 
+def test_what_a_server_reads_beside_the_weights_is_copied(tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "out"
+    (model / "additional_chat_templates").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).symlink_to(ROOT / "embedded" / name)
+    beside = (
+        "tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
+        "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+    )  # fmt: skip
+    for name in beside:
+        (model / name).write_text(name)
+    quantise(str(model), out)
+    assert [(out / name).read_text() for name in beside] == list(beside)
+
+
 def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["quantize", *typed])
