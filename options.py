@@ -153,6 +153,10 @@ class Options:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        return cls._from_texts(of_people(environ))
+
+    @classmethod
+    def _from_texts(cls, environ: Mapping[str, str]) -> Self:
         values = {}
         for option in cls.declared():
             texts = [environ[name] for name in option.variables if name in environ]
@@ -173,7 +177,7 @@ class Options:
         given = vars(known)
         texts = {o.variables[0]: given[o.name] for o in cls.declared() if given[o.name] is not None}
         try:
-            return cls.from_environment({**environ, **texts})
+            return cls._from_texts({**of_people(environ), **texts})
         except OptionError as error:
             cls.refuse(str(error))
 
@@ -228,6 +232,17 @@ class _Help(argparse.HelpFormatter):
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def of_people(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what Kubernetes sets for a Service: NAME_PORT=tcp://ADDRESS:PORT, whatever NAME is.
+    <https://kubernetes.io/docs/tutorials/services/connect-applications-service/>"""
+    of_service = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+    return {
+        name: text
+        for name, text in environ.items()
+        if not (name.endswith("_PORT") and of_service.fullmatch(text))
+    }
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from launcher import tgi
-from options import Group, Options
+from options import Group, Options, of_people
 from serving.config import Config
 
 LAUNCHER = Group("launcher")
@@ -53,7 +53,7 @@ def read(
         LauncherConfig.from_args(["--help"])
     try:
         ours = tgi.from_args(args)
-        ours += tgi.from_environment(environ, ours)
+        ours += tgi.from_environment(of_people(environ), ours)
     except tgi.TranslationError as error:
         LauncherConfig.refuse(str(error))
     mine, servers = _split(ours)

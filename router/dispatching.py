@@ -28,10 +28,24 @@ class AsyncDispatcher:
         return self._loop.time()
 
     def arrive(
-        self, model: str, *, deferred: bool, prefix: Sequence[int], only: Upstream | None = None
+        self,
+        model: str,
+        *,
+        deferred: bool,
+        prefix: Sequence[int],
+        only: Upstream | None,
+        client: str,
+        repeatable: bool,
     ) -> RoutedRequest:
-        now = self._loop.time()
-        request = self.state.arrive(model, now, deferred=deferred, prefix=prefix, only=only)
+        request = self.state.arrive(
+            model,
+            self._loop.time(),
+            deferred=deferred,
+            prefix=prefix,
+            only=only,
+            client=client,
+            repeatable=repeatable,
+        )
         self._arm()
         return request
 

@@ -140,3 +140,12 @@ TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
 )
 def test_options_survive_the_way_through_the_environment(sample: Sample) -> None:
     assert Sample.from_environment(sample.as_environment()) == sample
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_option() -> None:
+    service = {"S_PORT": "tcp://10.0.0.7:9090"}
+    assert Sample.from_args(["small"], service).port == 80
+    assert Sample.from_environment({"S_KIND": "small", **service}).port == 80
+    assert Sample.from_args(["small", "--port", "9"], service).port == 9
+    with pytest.raises(SystemExit):
+        Sample.from_args(["small", "--port", "tcp://10.0.0.7:9090"], {})

@@ -157,7 +157,7 @@ class Admin:
         if not keys or holds_key(request, keys):
             return None
         message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
-        problem = errors.invalid(message, 401, "api_key")
+        problem = errors.no_key(message)
         return errors.response(problem, request.path)
 
     def _show(self, upstream: Upstream) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from router.rules.messages.errors import Problem
 from router.rules.request import RoutedRequest
 from telemetry.tracing import Traced
 
@@ -37,6 +38,9 @@ class Exchange:
     sent: web.StreamResponse | None = None
     broken: str = ""
     writing: bool = False
+    torn: bool = False  # a part of an event was passed on
+    uploading: bool = False  # the router waits for the client's body
+    upload_problem: Problem | None = None
     first_byte_s: float = 0.0
     # `begun_s`: from arrival until the answer could be sent; `upstream_s`: the upstream's share.
     upstream_s: float = 0.0

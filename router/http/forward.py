@@ -17,6 +17,7 @@ from router.http.exchange import Attempt, ClientGoneError, Exchange
 from router.rules import responses
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
+from router.rules.messages.sse import is_whole, whole_events
 from router.rules.request import Outcome
 from router.rules.upstream import Upstream
 
@@ -48,9 +49,14 @@ class Passage:
     def is_stream(self) -> bool:
         return self.answer.content_type == _EVENTS and self.answer.status < 400
 
-    def is_plain(self) -> bool:
-        """Whether the answer is not compressed, so that its events can be separated."""
-        return headers.is_plain(self.answer.headers)
+    def split(self, data: bytes) -> tuple[bytes, bytes]:
+        """What may be passed on of bytes that have arrived, and the rest: whole events of a stream,
+        unless it is compressed, and everything of another answer."""
+        if not self.is_stream() or not headers.is_plain(self.answer.headers):
+            return data, b""
+        ready, rest = whole_events(data)
+        self.x.torn |= not is_whole(ready)
+        return ready, rest
 
     def headers(self) -> CIMultiDict[str]:
         return headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
@@ -68,7 +74,8 @@ class Passage:
             return
         x.begun_s = asyncio.get_running_loop().time() - x.started
         x.sent = web.StreamResponse(status=self.answer.status, headers=self.headers())
-        x.sent.content_length = self.answer.content_length
+        if not self.is_stream():  # an error event may lengthen it
+            x.sent.content_length = self.answer.content_length
         await _to_client(x, x.sent.prepare(x.request))
 
     async def write(self, data: bytes) -> None:
@@ -119,7 +126,7 @@ class Forwarder:
                     sent.update(stack.enter_context(x.trace.call("attempt", attributes)))
                 data: bytearray | AsyncIterator[bytes | memoryview]
                 if not isinstance(body, bytearray):
-                    data = _upload(body, clock, limit_s)
+                    data = _upload(x, body, clock, limit_s)
                     if x.request.content_length is not None:
                         sent["Content-Length"] = str(x.request.content_length)
                 elif len(body) > PIECE_BYTES:
@@ -141,8 +148,12 @@ class Forwarder:
         except TimeoutError as error:
             if x.writing:
                 raise ClientGoneError from None
+            if x.uploading:
+                raise _bad_upload(errors.too_slow()) from None
             raise _silent(x, upstream, error) from error
         except (aiohttp.ClientError, OSError) as error:
+            if x.upload_problem is not None:
+                raise _bad_upload(x.upload_problem) from None
             raise _broken(upstream, error) from error
         finally:
             end_s = x.passed_s if x.passed_s is not None else asyncio.get_running_loop().time()
@@ -160,8 +171,13 @@ class Forwarder:
         try:
             async with self.send(x, upstream, body, limit_s) as passage:
                 await passage.begin()
+                rest = b""
                 while chunk := await passage.read():
-                    await passage.write(chunk)
+                    ready, rest = passage.split(rest + chunk)
+                    if ready:
+                        await passage.write(ready)
+                if rest:
+                    await passage.write(rest)
                 return await passage.end()
         except UpstreamFailedError as failure:
             x.broken = str(failure)
@@ -173,7 +189,8 @@ class Forwarder:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""
         assert x.sent is not None
-        if x.sent.content_type != _EVENTS or not headers.is_plain(x.sent.headers):
+        is_plain = headers.is_plain(x.sent.headers)
+        if x.sent.content_type != _EVENTS or not is_plain or x.torn:
             if x.request.transport is not None:
                 x.request.transport.abort()
             raise ClientGoneError
@@ -209,6 +226,10 @@ def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> Upstrea
     return UpstreamFailedError(reason, problem, Outcome.FAILURE)
 
 
+def _bad_upload(problem: Problem) -> UpstreamFailedError:
+    return UpstreamFailedError(problem.message, problem, Outcome.DEPARTED)
+
+
 async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
     """Yields a large body in pieces: the transport would copy a whole body at once, and all other
     requests would wait."""
@@ -218,10 +239,19 @@ async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
 
 
 async def _upload(
-    body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
+    x: Exchange, body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
 ) -> AsyncIterator[bytes]:
-    async for chunk in body.iter_any():
+    while True:
+        x.uploading = True
+        try:
+            chunk = await body.readany()
+        except web.RequestPayloadError as error:
+            x.upload_problem = errors.broken_body(error)
+            raise
+        x.uploading = False
         _put_off(clock, idle_s)
+        if not chunk:
+            return
         yield chunk
 
 

@@ -31,9 +31,17 @@ BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
 
 
+# TGI's clients send these names to a server of one model.
+PLACEHOLDERS = frozenset({"tgi", "dummy"})
+
+
+def key_of(request: web.Request) -> bytes:
+    """The request's bearer token, whose bytes may be any."""
+    return bearer_key(request.headers.get("Authorization", "")).encode(errors="surrogateescape")
+
+
 def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
-    """Whether the request has one of the keys as a bearer token."""
-    return is_valid(bearer_key(request.headers.get("Authorization", "")).encode(), keys)
+    return is_valid(key_of(request), keys)
 
 
 class Proxy:
@@ -145,7 +153,7 @@ class Proxy:
             problem.headers["Connection"] = "close"
             return problem
         if self._config.api_keys and not holds_key(x.request, self._config.api_keys):
-            return errors.invalid("A valid API key is required.", 401, "api_key")
+            return errors.no_key("A valid API key is required.")
         return None
 
     async def _forward(self, x: Exchange) -> web.StreamResponse:
@@ -164,7 +172,16 @@ class Proxy:
         by_prefix = self._config.policy == "prefix"
         prefix = prefix_blocks(x.model, body.prompt) if by_prefix else ()
         only = self._jobs.keeper(body.previous) if body.previous else None
-        routed = self._dispatcher.arrive(x.model, deferred=body.deferred, prefix=prefix, only=only)
+        # clients of one address differ only in a key that was checked
+        key = key_of(x.request) if self._config.api_keys else b""
+        routed = self._dispatcher.arrive(
+            x.model,
+            deferred=body.deferred,
+            prefix=prefix,
+            only=only,
+            client=f"{key!r}" if key else x.request.remote or "unknown",
+            repeatable=body.is_repeatable(x.request.path),
+        )
         x.routed = routed
         failed: Failed | None = None
         while True:
@@ -194,9 +211,9 @@ class Proxy:
             async with asyncio.timeout(self._config.client_idle):
                 problem = await self._read_body(x)
         except web.RequestPayloadError as error:
-            return errors.invalid(f"The body is broken: {error}")
+            return errors.broken_body(error)
         except TimeoutError:
-            return errors.invalid("The body arrived too slowly.", 408, "timeout")
+            return errors.too_slow()
         if problem is not None:
             return problem
         named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
@@ -206,8 +223,10 @@ class Proxy:
             return errors.invalid(str(error))
         x.openai = x.request.path == "/tokenize" and not body.in_tgis_field
         model = body.model or self._config.default_model
+        known = list(self._dispatcher.fleet.models())
+        if model in PLACEHOLDERS and len(known) == 1:
+            model = known[0]
         if not model:
-            known = list(self._dispatcher.fleet.models())
             if not known and not self._dispatcher.fleet.complete():
                 return errors.unavailable("No upstream is known yet.", "no_upstream_ready")
             if len(known) != 1:

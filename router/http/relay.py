@@ -5,8 +5,6 @@ A failure before the first byte reaches the client is returned as `Failed`, so t
 be retried on another server. A later failure ends the client's answer in a recognisable way.
 """
 
-from collections.abc import Callable
-
 from aiohttp import web
 
 from router.dispatching import AsyncDispatcher
@@ -15,17 +13,12 @@ from router.http.forward import Forwarder, Passage, UpstreamFailedError
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
 from router.rules.messages import errors, headers
-from router.rules.messages.sse import whole_events
 from router.rules.request import Outcome, RoutedRequest, State, outcome_of
 from router.rules.upstream import Upstream
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
 # be retried elsewhere, since the client has not seen a part of the answer.
 HOLD_BYTES = 1 << 20
-
-
-def _everything(data: bytes) -> tuple[bytes, bytes]:
-    return data, b""
 
 
 class Relay:
@@ -55,8 +48,7 @@ class Relay:
         try:
             async with self._forwarder.send(x, upstream, x.body, limit_s) as passage:
                 if passage.is_stream():
-                    split = whole_events if passage.is_plain() else _everything
-                    return await self._flow(passage, routed, split)
+                    return await self._flow(passage, routed)
                 return await self._whole(passage, routed)
         except UpstreamFailedError as failure:
             if routed.state is State.PLACED:
@@ -77,33 +69,28 @@ class Relay:
                 self._first_byte(x, routed)
             body += chunk
             if len(body) > HOLD_BYTES or not self._buffers.take(x, len(chunk)):
-                return await self._flow(passage, routed, _everything, body)
+                return await self._flow(passage, routed, body)
         if not body:
             self._first_byte(x, routed)
         outcome = outcome_of(passage.answer.status)
         self._done(passage, routed, outcome)
         x.begun_s = self._dispatcher.now() - x.started
         response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
-        if outcome is Outcome.SUCCESS:
+        if outcome in (Outcome.SUCCESS, Outcome.REFUSED):
             return response
         return Failed(f"{passage.upstream.url} answered {passage.answer.status}", response)
 
     async def _flow(
-        self,
-        passage: Passage,
-        routed: RoutedRequest,
-        split: Callable[[bytes], tuple[bytes, bytes]],
-        came: bytes = b"",
+        self, passage: Passage, routed: RoutedRequest, came: bytes = b""
     ) -> web.StreamResponse:
-        """Passes an answer on as it arrives. `split` separates the bytes that may be passed on from
-        the rest. `came`: bytes that have arrived already."""
+        """Passes an answer on as it arrives. `came`: bytes that have arrived already."""
         began, rest = bool(came), b""
         while chunk := came or await passage.read():
             came = b""
             if not began:
                 began = True
                 self._first_byte(passage.x, routed)
-            ready, rest = split(rest + chunk if rest else chunk)
+            ready, rest = passage.split(rest + chunk)
             if ready:
                 await passage.begin()
                 await passage.write(ready)

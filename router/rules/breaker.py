@@ -5,6 +5,10 @@ the last `WINDOW_S` seconds are failures. Then it is open for `open_s`, then hal
 one request at a time, and `CLOSE_AFTER` successes close it again. The states are those of M.
 Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
 
+Failures of one client may be the fault of its requests. So at most `FROM_ONE_CLIENT` of them
+count, and no single client's failure opens a half-open breaker again, unless it is proven that the
+server is the cause: it was not reached, or another server answered the same request.
+
 It uses a rate, because a few failures among many good answers say little about a server. It counts
 only the last verdicts, so that a server that dies under load is avoided after ten failures, however
 many good answers it gave before.
@@ -17,6 +21,7 @@ LEAST_FAILURES = 5
 REMEMBERED = 20
 WINDOW_S = 60.0
 CLOSE_AFTER = 2
+FROM_ONE_CLIENT = 2
 
 
 class State(Enum):
@@ -39,7 +44,9 @@ class Breaker:
     def __init__(self, open_s: float) -> None:
         self._open_s = open_s
         self._state = State.CLOSED
-        self._verdicts: deque[tuple[float, bool]] = deque(maxlen=REMEMBERED)  # (when, failed)
+        self._verdicts: deque[tuple[float, bool, str]] = deque(
+            maxlen=REMEMBERED
+        )  # when, failed, client
         self._successes = 0  # of trials
         self._trial = False
         self.epoch = 0
@@ -74,23 +81,34 @@ class Breaker:
         if epoch != self.epoch:
             return
         self._trial = False
-        self._verdicts.append((now, False))
+        self._verdicts.append((now, False, ""))
         if self._state is State.HALF_OPEN:
             self._successes += 1
             if self._successes >= CLOSE_AFTER:
                 self._enter(State.CLOSED)
 
-    def failure(self, epoch: int, now: float) -> None:
-        """The request failed through the upstream's fault."""
+    def failure(self, epoch: int, now: float, client: str = "") -> bool:
+        """The request failed through the upstream's fault. `client`: who sent it, if the request
+        may be the cause. Returns whether a later proof would say nothing new."""
         if epoch != self.epoch:
-            return
-        self._verdicts.append((now, True))
-        if self._state is State.HALF_OPEN or self._fails_too_often(now):
+            return True
+        self._trial = False
+        recent = [v for v in self._verdicts if v[0] > now - WINDOW_S]
+        by_client = [who for _, failed, who in recent if failed]
+        if client and by_client.count(client) >= FROM_ONE_CLIENT:
+            return False
+        self._verdicts.append((now, True, client))
+        if self._state is State.HALF_OPEN:
+            opens = not client or bool({*by_client} - {client})
+        else:
+            opens = self._fails_too_often(now)
+        if opens:
             self._enter(State.OPEN)
             self.open_until = now + self._open_s
+        return opens or self._state is State.CLOSED
 
     def _fails_too_often(self, now: float) -> bool:
-        recent = [failed for when, failed in self._verdicts if when > now - WINDOW_S]
+        recent = [failed for when, failed, _ in self._verdicts if when > now - WINDOW_S]
         return sum(recent) >= LEAST_FAILURES and 2 * sum(recent) >= len(recent)
 
     def _enter(self, state: State) -> None:

@@ -49,13 +49,24 @@ class Dispatcher:
         deferred: bool = False,
         prefix: Sequence[int] = (),
         only: Upstream | None = None,
+        client: str = "",
+        repeatable: bool = True,
     ) -> RoutedRequest:
         """Adds a new request, which is PLACED, WAITING or REFUSED on return."""
         self.tick(now)
         self._seq += 1
         deadline = now + self._limits.timeout_s
         request = RoutedRequest(
-            self._seq, model, now, deadline, deferred, prefix, only, queued_since=now
+            self._seq,
+            model,
+            now,
+            deadline,
+            deferred,
+            prefix,
+            only,
+            client,
+            repeatable,
+            queued_since=now,
         )
         if self._place(request, now):
             return request
@@ -80,18 +91,26 @@ class Dispatcher:
         """The upstream is done with the request: frees its place and serves the queues.
 
         A request counts as a failure only once: if it fails on a second upstream, the request
-        itself may be the cause. `pause_s`: the upstream's Retry-After, if it sent one."""
+        itself may be the cause. If another upstream serves it, it is not. `pause_s`: the upstream's
+        Retry-After, if it sent one."""
         upstream = request.placed_on()
         request.state = State.RELEASED
         upstream.in_flight -= 1
         upstream.deferred -= request.deferred
-        if outcome is Outcome.SUCCESS:
+        if outcome in (Outcome.SUCCESS, Outcome.REFUSED):
             upstream.breaker.success(request.epoch, now)
-        elif outcome is Outcome.UNREACHABLE or (outcome is Outcome.FAILURE and not request.suspect):
+        elif outcome is Outcome.UNREACHABLE:
             upstream.breaker.failure(request.epoch, now)
-        else:
+        elif outcome is not Outcome.FAILURE:
             upstream.breaker.began(request.epoch)  # a trial that proved nothing admits the next one
+        elif request.suspect or not upstream.breaker.failure(request.epoch, now, request.client):
+            upstream.breaker.began(request.epoch)
+            request.unproven.append((upstream, request.epoch))
+        if outcome is Outcome.SUCCESS:
+            for failed, epoch in request.unproven:
+                failed.breaker.failure(epoch, now)
         request.suspect |= outcome is Outcome.FAILURE
+        request.may_have_acted |= outcome is not Outcome.UNREACHABLE
         if pause_s is not None:
             upstream.pause(pause_s, now)
         self.tick(now)
@@ -103,6 +122,8 @@ class Dispatcher:
         if request.state is not State.RELEASED or failed is None or now >= request.deadline:
             return False
         if len(request.tried) >= self._limits.max_attempts:
+            return False
+        if request.may_have_acted and not request.repeatable:
             return False
         if not self._has_another(request, now):
             return False

@@ -28,7 +28,8 @@ class Refusal(Enum):
 class Outcome(Enum):
     """How a request on an upstream ended, as the breaker sees it."""
 
-    SUCCESS = auto()  # a complete answer whose status does not blame the server
+    SUCCESS = auto()  # a complete answer without an error
+    REFUSED = auto()  # a complete answer that blames the request
     BUSY = auto()  # 429 or 503: overloaded, not broken
     SLOW = auto()  # 504, no answer in time, a deferred request that pauses: nothing is proven
     FAILURE = auto()  # another 5xx, a broken connection: the server or this request is the cause
@@ -42,10 +43,12 @@ _NOT_SUPPORTED = frozenset({501, 505})
 
 def outcome_of(status: int) -> Outcome:
     """The outcome of a complete answer with this status."""
-    if (status < 500 and status != 429) or status in _NOT_SUPPORTED:
+    if status < 400:
         return Outcome.SUCCESS
     if status in (429, 503):
         return Outcome.BUSY
+    if status < 500 or status in _NOT_SUPPORTED:
+        return Outcome.REFUSED
     return Outcome.SLOW if status == 504 else Outcome.FAILURE
 
 
@@ -64,7 +67,9 @@ class Limits:
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
     """A request that needs a place on an upstream. `prefix`: block hashes of its prompt, for the
-    prefix policy. `only`: the upstream that keeps what it continues; None: any will do."""
+    prefix policy. `only`: the upstream that keeps what it continues; None: any will do. `client`:
+    who sent it; "": each request counts as another client's. `repeatable`: it changes nothing on a
+    server, so that it may be sent again after a server may have acted on it."""
 
     seq: int
     model: str
@@ -73,11 +78,17 @@ class RoutedRequest:
     deferred: bool = False
     prefix: Sequence[int] = ()
     only: Upstream | None = None
+    client: str = ""
+    repeatable: bool = True
     state: State = State.WAITING
     refusal: Refusal | None = None
     upstream: Upstream | None = None
     tried: list[Upstream] = field(default_factory=list)
     suspect: bool = False  # it failed on an upstream and may be the cause
+    may_have_acted: bool = False  # an upstream received some of it
+    unproven: list[tuple[Upstream, int]] = field(
+        default_factory=list
+    )  # failures, with their epochs
     queued_since: float = 0.0
     placed_at: float = 0.0
     queued_s: float = 0.0

@@ -119,3 +119,9 @@ def test_the_model_server_accepts_the_servers_description_of_the_model() -> None
                 other.least,
                 other.most,
             )
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_option_of_tgi() -> None:
+    services = {f"{name}_PORT": "tcp://10.0.0.7:9090" for name in ("PROMETHEUS", "MASTER")}
+    quiet = read(["--model-id", "embedded"], {})
+    assert read(["--model-id", "embedded"], services) == quiet

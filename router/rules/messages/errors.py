@@ -33,6 +33,20 @@ def invalid(message: str, status: int = 400, code: str = "invalid_request") -> P
     return Problem(status, "invalid_request_error", code, message)
 
 
+def too_slow() -> Problem:
+    return invalid("The body arrived too slowly.", 408, "timeout")
+
+
+def broken_body(error: Exception) -> Problem:
+    return invalid(f"The body is broken: {error}")
+
+
+def no_key(message: str) -> Problem:
+    problem = invalid(message, 401, "api_key")
+    problem.headers["WWW-Authenticate"] = "Bearer"
+    return problem
+
+
 def unknown_model(model: str, known: list[str]) -> Problem:
     available = ", ".join(known) or "none"
     message = f"No upstream found with {model}, all available models: {available}."

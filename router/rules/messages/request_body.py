@@ -4,15 +4,19 @@ The body is passed on byte for byte. The prompt is skipped, not decoded: this ru
 and delays all other requests (2.5 ms per MiB of token ids; decoding them would take 26 ms).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from router.rules.responses import PATH as RESPONSES
+
 BLOCK_BYTES = 256
 MAX_BLOCKS = 256
 
 _NONE = msgspec.Raw(b"null")
+_FALSE = msgspec.Raw(b"false")
 _FLEX, _DEFERRED = msgspec.Raw(b'"flex"'), msgspec.Raw(b'"deferred"')
 
 
@@ -27,8 +31,15 @@ class _Fields(msgspec.Struct):
     inputs: msgspec.Raw = _NONE
     input: msgspec.Raw = _NONE
     previous_response_id: msgspec.Raw = _NONE
+    store: msgspec.Raw = _NONE
 
 
+# These change nothing on a server: completions, embeddings, tokens. So do responses that are not
+# stored.
+_CHANGES_NOTHING = re.compile(
+    r"/v1/((engines/.+/|chat/)?completions|embeddings|responses/input_tokens)"
+    r"|/|/inference|/generate|/generate_stream"
+)
 _DECODER = msgspec.json.Decoder(_Fields)
 
 
@@ -36,13 +47,20 @@ _DECODER = msgspec.json.Decoder(_Fields)
 class RequestBody:
     """`model`: None if the request names none. `prompt`: the JSON of the conversation or prompt,
     unchanged. `in_tgis_field`: it is, as far as there is one. `previous`: the id of the stored
-    response that it continues; "" for none."""
+    response that it continues; "" for none. `stored`: a server keeps the response, if it can."""
 
     model: str | None
     deferred: bool
     prompt: memoryview
     in_tgis_field: bool
     previous: str = ""
+    stored: bool = True
+
+    def is_repeatable(self, path: str) -> bool:
+        """Whether it may be sent to a second server after a first one may have acted on it."""
+        if path == RESPONSES:
+            return not self.stored
+        return _CHANGES_NOTHING.fullmatch(path) is not None
 
 
 def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody:
@@ -65,7 +83,8 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
     previous = bytes(fields.previous_response_id).decode()
     previous = previous.strip('"') if previous.startswith('"') else ""
     in_tgis_field = fields.inputs != _NONE or fields.messages == fields.prompt == _NONE
-    return RequestBody(fields.model or named, deferred, prompt, in_tgis_field, previous)
+    stored = fields.store != _FALSE
+    return RequestBody(fields.model or named, deferred, prompt, in_tgis_field, previous, stored)
 
 
 def prefix_blocks(model: str, prompt: memoryview) -> Sequence[int]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.rules.breaker import LEAST_FAILURES
+from router.rules.breaker import LEAST_FAILURES, Breaker
 from router.rules.breaker import State as BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
@@ -300,15 +300,15 @@ def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
     ("status", "outcome"),
     [
         (200, Outcome.SUCCESS),
-        (400, Outcome.SUCCESS),
-        (404, Outcome.SUCCESS),
+        (400, Outcome.REFUSED),
+        (404, Outcome.REFUSED),
         (429, Outcome.BUSY),
         (500, Outcome.FAILURE),
-        (501, Outcome.SUCCESS),
+        (501, Outcome.REFUSED),
         (502, Outcome.FAILURE),
         (503, Outcome.BUSY),
         (504, Outcome.SLOW),
-        (505, Outcome.SUCCESS),
+        (505, Outcome.REFUSED),
         (599, Outcome.FAILURE),
     ],
 )
@@ -355,3 +355,32 @@ def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow()
     before = at(request).latency_s
     dispatcher.began(request, 300.0)
     assert at(request).latency_s == before
+
+
+def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
+    fleet = fleet_of(50, 50)
+    first, second = fleet
+    dispatcher, _ = dispatcher_over(fleet)
+    for _ in range(50):
+        request = dispatcher.arrive("m", 0.0, client="a", only=first)
+        dispatcher.release(request, Outcome.FAILURE, 0.0)
+    assert first.breaker.state(0.0) is BreakerState.CLOSED
+    first.breaker, failed = Breaker(open_s=5), 0
+    while first.breaker.state(0.0) is BreakerState.CLOSED:
+        first.in_flight, second.in_flight = 0, 1
+        request = dispatcher.arrive("m", 0.0, client="a")
+        assert at(request) is first
+        dispatcher.release(request, Outcome.FAILURE, 0.0)
+        dispatcher.retry(request, 0.0)
+        assert at(request) is second
+        dispatcher.release(request, Outcome.SUCCESS, 0.0)
+        failed += 1
+    assert failed == LEAST_FAILURES
+
+
+def test_what_changes_a_server_is_sent_again_only_where_none_was_reached() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
+    for outcome in (Outcome.UNREACHABLE, Outcome.FAILURE, Outcome.BUSY):
+        request = dispatcher.arrive("m", 0.0, repeatable=False)
+        dispatcher.release(request, outcome, 0.0)
+        assert dispatcher.may_retry(request, 0.0) is (outcome is Outcome.UNREACHABLE)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 
 from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
 
@@ -108,11 +109,21 @@ def test_errors_name_no_address_of_a_server_to_clients_but_in_the_log(
 def test_only_failures_of_the_server_open_its_breaker(farm: Farm, start: Start) -> None:
     upstream = farm.new()
     # TIMEOUT is long enough for eight answers on a busy machine
-    router = start(upstream, timeout=3000, stream_idle=0.3, max_connect_per_upstream=16).probed()
+    keys = [f"k{i}" for i in range(8)]
+    limits = {"timeout": 3000, "stream_idle": 0.3, "max_connect_per_upstream": 16}
+    router = start(upstream, api_keys=",".join(keys), admin_key="a", **limits).probed()
+
+    def post(key: str, **body: object) -> requests.Response:
+        authorization = {"Authorization": f"Bearer {key}"}
+        return router.post(json={"model": "m", **body}, headers=authorization)
+
+    def breaker() -> str:
+        shown = router.get("/upstreams", headers={"Authorization": "Bearer a"})
+        return str(shown.json()["upstreams"][0]["breaker"])
 
     def eight(**body: object) -> set[int]:
         with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda _: router.post(json={"model": "m", **body}), range(8))
+            answers = pool.map(lambda key: post(key, **body), keys)
             return {answer.status_code for answer in answers}
 
     for status in (400, 501, 504):
@@ -120,12 +131,12 @@ def test_only_failures_of_the_server_open_its_breaker(farm: Farm, start: Start) 
     assert eight(behave={"delay": 60}) == {504}, "no answer within TIMEOUT"
     paused = {"stream": True, "behave": {"hold_after": 1}}
     assert eight(**paused, service_tier="flex") == {200}
-    assert router.upstreams()[upstream]["breaker"] == "closed"
+    assert breaker() == "closed"
     assert eight(**paused) == {200}
-    assert router.post(json={"model": "m", **paused}).ok
-    assert router.upstreams()[upstream]["breaker"] == "closed", "9 of the last 20 failed"
-    assert router.post(json={"model": "m", **paused}).ok
-    until(lambda: router.upstreams()[upstream]["breaker"] == "open", "the breaker to open")
+    assert post(keys[0], **paused).ok
+    assert breaker() == "closed", "9 of the last 20 failed"
+    assert post(keys[1], **paused).ok
+    until(lambda: breaker() == "open", "the breaker to open")
 
 
 def test_a_retried_request_ends_when_the_server_it_waits_for_is_lost(

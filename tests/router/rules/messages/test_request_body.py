@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,3 +67,21 @@ def test_a_conversation_shares_the_blocks_of_its_earlier_turns(text: str, turns:
     assert prefix_blocks("other", memoryview(b"x" * 256)) != prefix_blocks(
         "m", memoryview(b"x" * 256)
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "repeatable"),
+    [
+        ("/v1/chat/completions", b"{}", True),
+        ("/v1/engines/a/b/completions", b"{}", True),
+        ("/v1/embeddings", b"{}", True),
+        ("/generate", b"{}", True),
+        ("/v1/responses", b'{"store": false}', True),
+        ("/v1/responses", b'{"background": true}', False),
+        ("/v1/images/generations", b"{}", False),
+        ("/v1/fine_tuning/jobs", b"{}", False),
+        ("/v1/vector_stores", b"{}", False),
+    ],
+)
+def test_what_changes_nothing_may_be_sent_again(path: str, body: bytes, repeatable: bool) -> None:
+    assert parse_body(body).is_repeatable(path) is repeatable
