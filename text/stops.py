@@ -11,37 +11,40 @@ from collections.abc import Sequence
 
 class Stops:
     """What finders of the same stop strings share. States are numbers; 0 is where nothing of a stop
-    string has come."""
+    string has come. The others are made when a text first gets there: texts are short, and stop
+    strings may be long."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._next: dict[tuple[int, str], int] = {}
+        self._next: dict[tuple[int, str], int] = {}  # 0: no stop string goes on so
+        self._begins = [stops]  # those that begin as the state has it
         self._shorter = [0]  # the state of the next shorter end that begins a stop string
         self.begun = [0]  # characters of a stop string that have come,
         self.complete = [0]  # and the length of the longest one that is complete
-        for stop in stops:
-            state = 0
-            for character in stop:
-                state = self._grown(state, character)
-            self.complete[state] = len(stop)
-        levels = sorted(self._next.items(), key=lambda edge: self.begun[edge[1]])
-        for (parent, character), state in levels:
-            if parent:
-                shorter = self._shorter[state] = self.after(self._shorter[parent], character)
-                self.complete[state] = self.complete[state] or self.complete[shorter]
 
     def _grown(self, state: int, character: str) -> int:
-        found = self._next.setdefault((state, character), len(self.begun))
-        if found == len(self.begun):
-            self._shorter.append(0)
-            self.begun.append(self.begun[state] + 1)
-            self.complete.append(0)
+        found = self._next.get((state, character))
+        if found is None:
+            at = self.begun[state]
+            begins = [stop for stop in self._begins[state] if stop[at : at + 1] == character]
+            found = self._added(state, character, begins) if begins else 0
+            self._next[state, character] = found
         return found
+
+    def _added(self, parent: int, character: str, begins: Sequence[str]) -> int:
+        length = self.begun[parent] + 1
+        shorter = self.after(self._shorter[parent], character) if parent else 0
+        self._begins.append(begins)
+        self._shorter.append(shorter)
+        self.begun.append(length)
+        ends = any(len(stop) == length for stop in begins)
+        self.complete.append(length if ends else self.complete[shorter])
+        return len(self.begun) - 1
 
     def after(self, state: int, character: str) -> int:
         """The state that follows."""
-        while (found := self._next.get((state, character))) is None and state:
+        while not (found := self._grown(state, character)) and state:
             state = self._shorter[state]
-        return found or 0
+        return found
 
 
 class StopFinder:

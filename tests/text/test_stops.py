@@ -57,7 +57,8 @@ def test_only_text_that_may_become_a_stop_string_is_held_back(text: str, stops: 
 
 def test_each_character_is_looked_at_once_or_twice() -> None:
     """Whatever is held back, and however often a stop string nearly comes."""
-    finder = StopFinder(Stops([" " * 1000 + "!", " " * 999 + "ab", "?" * 1000]))
+    stops = Stops([" " * 1000 + "!", " " * 999 + "ab", "?" * 1000])
+    finder = StopFinder(stops)
     text = (" " * 1500 + "?" * 500 + " a") * 4
     looks = 0
 
@@ -71,7 +72,14 @@ def test_each_character_is_looked_at_once_or_twice() -> None:
             finder.push(text[start : start + 4])
     finally:
         sys.setprofile(None)
-    assert len(text) <= looks <= 2 * len(text)
+    states = len(stops.begun)  # each is made once
+    assert len(text) <= looks <= 2 * (len(text) + states)
+
+
+def test_long_stop_strings_cost_nothing_before_they_come() -> None:
+    stops = Stops([chr(65 + i) * 1023 + "!" for i in range(16)])
+    StopFinder(stops).push("the text has none of them: BB")
+    assert len(stops.begun) == 3
 
 
 def special_tokenizer() -> Tokenizer:
