@@ -59,7 +59,7 @@ READY: Health = {"status": "ready"}
 
 
 def busy_compiling() -> ApiError:
-    message = "other grammars are being compiled; try again"
+    message = "other grammars are being compiled or in use; try again"
     return ApiError(503, message, {"Retry-After": str(RETRY_AFTER_S)})
 
 
@@ -186,6 +186,13 @@ class Service:
         if not all(inference.prompt_tokens for inference in inferences):
             # a normalizer or a chat template may leave an empty text
             raise ApiError(400, "the prompt has no tokens; at least one is needed")
+        try:
+            for inference in inferences:
+                constraint = inference.sampling.constraint
+                if self.grammars is not None and constraint is not None:
+                    inference.need = self.grammars.compile(constraint)
+        except GrammarsBusyError as error:
+            raise busy_compiling() from error
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):

@@ -77,6 +77,7 @@ class Inference:
     request_id: str | None = None  # of its HTTP request
     trace: str | None = None  # traceparent of its span, if requests are traced
     stored: bool = False  # set by the manager: the job store keeps it
+    need: object = None  # held until the end: what keeps its constraint compiled
 
     id: int = field(init=False)  # assigned by the queue: increases in order of arrival
     slot: int = field(init=False)  # of the batch, while it is resident

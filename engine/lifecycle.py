@@ -209,7 +209,7 @@ class Lifecycle:
                 inference.end = "failed"
             assert inference.end is not None
             inference.record = request_record(inference, inference.end, now_s)
-        inference.recorded = True
+        inference.recorded, inference.need = True, None
         self.ledger.forget(inference)
         if inference.end in ("length", "stop"):
             self.lengths.learn(inference.user, inference.prompt_tokens, inference.record.generated)

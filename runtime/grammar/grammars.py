@@ -3,7 +3,8 @@
 A new one is compiled twice, at first in a process that it may end (`checking.py`). Requests with
 the same constraint share what was compiled, the states of its lexer included, so the first mask of
 a further one costs some 0.02 ms. A lexer has a bounded number of states: when they are used up, the
-constraint is compiled again.
+constraint is compiled again. What an accepted request needs stays until the request ends, so that
+its iterations never wait for compiling.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,8 +31,9 @@ if TYPE_CHECKING:  # a model also runs where llguidance is not installed
 AT_ONCE = 2  # that are compiled
 MOST_WAIT_S = 10.0  # for their turn
 MOST_CHARACTERS = 2**18  # of a constraint: its text is read with the interpreter's lock
-KEPT = 1024  # compiled constraints,
+KEPT = 1024  # compiled constraints, more if requests need them,
 KEPT_CHARACTERS = 2**21  # and fewer if their texts are long; each may take 200 bytes
+ROOM = 4  # times a text's length that needed ones must leave: a few long ones never take it all
 SHOWN_CHARACTERS = 300  # of llguidance's message in ours
 MOST_FORCED_BYTES = 2**13  # at once: they become tokens between two iterations
 
@@ -50,7 +53,8 @@ class GrammarError(ValueError):
 
 
 class GrammarsBusyError(Exception):
-    """Other constraints are being compiled, and this one has waited for long."""
+    """Other constraints are being compiled, and this one has waited for long; or those that
+    requests need leave no room for it."""
 
 
 class Compiled(NamedTuple):
@@ -58,6 +62,26 @@ class Compiled(NamedTuple):
 
     matcher: LLMatcher
     cpu_s: float  # that compiling it took
+
+
+class Need:
+    """Whoever holds one needs a constraint compiled."""
+
+
+class Kept:
+    """What was made of a constraint, and the shared need for it, if anybody has one."""
+
+    def __init__(self, future: Future[Compiled]) -> None:
+        self.future = future
+        self.need: Callable[[], Need | None] = lambda: None
+
+    @property
+    def refused(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
+
+    @property
+    def needed(self) -> bool:
+        return self.need() is not None and not self.refused  # an error's traceback may hold one
 
 
 class Grammars:
@@ -74,7 +98,7 @@ class Grammars:
         self._checkers: LifoQueue[Checker] = LifoQueue()  # a single one serves most servers
         for _ in range(AT_ONCE):
             self._checkers.put(Checker(LIMITS))
-        self._kept: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
+        self._kept: OrderedDict[Constraint, Kept] = OrderedDict()
         self._characters = 0  # of the kept ones
 
     def load(self) -> None:
@@ -90,46 +114,49 @@ class Grammars:
 
     # --- compiling --------------------------------------------------------------------------
 
-    def compile(self, constraint: Constraint) -> None:
-        """Waits until it is compiled. Raises GrammarError, GrammarsBusyError."""
+    def compile(self, constraint: Constraint) -> Need:
+        """Waits until it is compiled; it stays so for as long as the result is held. Raises
+        GrammarError, GrammarsBusyError."""
         if len(constraint.text) > MOST_CHARACTERS:
             raise GrammarError(
                 f"it has {len(constraint.text)} characters; allowed: up to {MOST_CHARACTERS}"
             )
         with self._lock:
-            future = self._find(constraint)
-            is_new = future is None
-            if future is None:
-                future = self._keep(constraint, Future())
+            kept = self._find(constraint)
+            is_new = kept is None
+            if kept is None:
+                needed = sum(len(one.text) for one, other in self._kept.items() if other.needed)
+                if needed + ROOM * len(constraint.text) > KEPT_CHARACTERS:
+                    raise GrammarsBusyError
+                kept = self._keep(constraint, Future())
+            need = kept.need() or Need()
+            kept.need = weakref.ref(need)
         if is_new:
             threading.Thread(
-                target=self._compile, args=(constraint, future), name="grammar", daemon=True
+                target=self._compile, args=(constraint, kept.future), name="grammar", daemon=True
             ).start()
-        future.result()
+        kept.future.result()
+        return need
 
     def compiled(self, constraint: Constraint) -> Compiled:
         """Raises GrammarError."""
         with self._lock:
-            future = self._find(constraint)
-        if future is None or not future.done():
-            future = Future()
-            self._settle(constraint, future)
-            with self._lock:
-                self._keep(constraint, future)
-        return future.result()
+            kept = self._find(constraint)
+        if kept is None or not kept.future.done():
+            return self._compile_here(constraint)
+        return kept.future.result()
 
     def compiled_again(self, constraint: Constraint, spent: Compiled) -> Compiled:
         """Another one than `spent`, whose lexer is full. Raises GrammarError."""
+        newest = self.compiled(constraint)
+        return self._compile_here(constraint) if newest is spent else newest
+
+    def _compile_here(self, constraint: Constraint) -> Compiled:
+        future = Future[Compiled]()
+        self._settle(constraint, future)
         with self._lock:
-            future = self._find(constraint)
-            if (
-                future is not None
-                and future.done()
-                and not future.exception()
-                and (future.result() is spent)
-            ):
-                self._forget(constraint)
-        return self.compiled(constraint)
+            self._keep(constraint, future)
+        return future.result()
 
     def _compile(self, constraint: Constraint, future: Future[Compiled]) -> None:
         """Checks it elsewhere before, since it might end this process."""
@@ -181,23 +208,26 @@ class Grammars:
 
     # --- keeping, with the lock -------------------------------------------------------------
 
-    def _find(self, constraint: Constraint) -> Future[Compiled] | None:
-        future = self._kept.get(constraint)
-        if future is not None:
+    def _find(self, constraint: Constraint) -> Kept | None:
+        kept = self._kept.get(constraint)
+        if kept is not None:
             self._kept.move_to_end(constraint)
-        return future
+        return kept
 
-    def _keep(self, constraint: Constraint, future: Future[Compiled]) -> Future[Compiled]:
-        if constraint not in self._kept:
-            self._characters += len(constraint.text)
-        self._kept[constraint] = future
-        while len(self._kept) > KEPT or (
-            self._characters > KEPT_CHARACTERS and len(self._kept) > 1
-        ):
-            # refused ones first: what is accepted may wait for its turn in the batch
-            refused = (one for one, kept in self._kept.items() if kept.done() and kept.exception())
-            self._forget(next(refused, next(iter(self._kept))))
-        return future
+    def _keep(self, constraint: Constraint, future: Future[Compiled]) -> Kept:
+        """In the place of an older one of the same constraint, whose need remains."""
+        if (kept := self._find(constraint)) is not None:
+            kept.future = future
+            return kept
+        free = [one for one, other in self._kept.items() if not other.needed]
+        free.sort(key=lambda one: not self._kept[one].refused)  # those go first
+        kept = self._kept[constraint] = Kept(future)
+        self._characters += len(constraint.text)
+        for one in free:
+            if len(self._kept) <= KEPT and self._characters <= KEPT_CHARACTERS:
+                break
+            self._forget(one)
+        return kept
 
     def _forget(self, constraint: Constraint) -> None:
         if self._kept.pop(constraint, None) is not None:

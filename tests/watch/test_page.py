@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from tests.server.hash_app import ENDLESS, STEP_S
 from tests.server.process import PATIENCE_S, ROOT, Server, serving
@@ -138,6 +138,35 @@ def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: 
     assert page.locator("#detail li").count() >= 1
     page.keyboard.press("End")
     assert page.evaluate("watch.view.follows") is True
+    page.close()
+
+
+def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
+    browser: Browser, watched: Server
+) -> None:
+    page = opened(browser, watched, "live")
+    done = watched.counts()["completed"]
+    for _ in range(2):
+        watched.ask(num_tokens=4)
+    watched.reaches(completed=done + 2)
+    ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
+    page.wait_for_function(f"{ended}.length >= 2")
+    late, chosen = page.evaluate(f"{ended}.slice(-2).map(r => r.id)")
+    held: list[Route] = []
+    page.route(f"**/watch/text/{late}", lambda route: held.append(route))
+    page.evaluate(
+        "import('/watch/page/detail.js').then(page => { window.shown = []; window.show = id => "
+        "void shown.push(page.showRequest(watch.store, watch.store.requests.get(id), '')) })"
+    )
+    with page.expect_request(f"**/watch/text/{late}"):
+        page.evaluate(f"show({late})")
+    page.evaluate(f"show({chosen})")
+    page.wait_for_selector("#detail pre")
+    shown = page.inner_text("#detail")
+    assert f"request {chosen}:" in shown
+    held[0].continue_()
+    page.evaluate("Promise.all(shown)")
+    assert page.inner_text("#detail") == shown
     page.close()
 
 

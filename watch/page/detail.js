@@ -63,10 +63,11 @@ export async function showRequest(store, r, key) {
   const [title, ...lines] = requestWords(r, store.now);
   const box = byId("detail");
   box.hidden = false;
-  box.replaceChildren(element("h2", {}, title), element("p", {}, lines.join(", ")));
+  const heading = element("h2", {}, title);
+  box.replaceChildren(heading, element("p", {}, lines.join(", ")));
   if (!store.hello?.text) return;
   const response = await fetch(`/watch/text/${r.id}`, { headers: headers(key) });
   const told = response.ok ? await response.json() : null;
   const words = told ? [element("b", {}, told.prompt), told.answer] : [await reason(response)];
-  box.append(element("pre", {}, ...words));
+  if (heading.isConnected) box.append(element("pre", {}, ...words)); // nothing else was chosen since
 }

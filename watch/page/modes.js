@@ -90,6 +90,7 @@ export class Modes {
     this.playing = false;
     this.before = 0;
     /** @type {Measured|null} */ this.measured = null;
+    this.loads = 0; // of sources, the newest one counts
     byId("modes-source-field").hidden = !servers.all.length;
     byId("modes-source").value = location.hash === "#measured" && servers.all.length ? "measured" : "recorded";
     byId("modes-play").addEventListener("click", () => this.press());
@@ -108,6 +109,7 @@ export class Modes {
   }
 
   async load() {
+    const load = ++this.loads;
     this.playing = false;
     this.measured?.end();
     const source = byId("modes-source").value;
@@ -122,10 +124,13 @@ export class Modes {
     if (asks || this.measured) return;
     byId("modes-play").disabled = true;
     try {
-      const say = (/** @type {string} */ text) => (byId("verdict").textContent = text);
-      this.build(await (source === "servers" ? asked(this.servers, say) : recorded()));
+      const say = (/** @type {string} */ text) => { if (load === this.loads) byId("verdict").textContent = text; };
+      const runs = await (source === "servers" ? asked(this.servers, say) : recorded());
+      if (load !== this.loads) return; // another source was chosen since
+      this.build(runs);
       say("");
     } catch (error) {
+      if (load !== this.loads) return;
       byId("verdict").textContent = `not played: ${/** @type {Error} */ (error).message}`;
       if (source === "servers" && this.servers.others.length) { // a key may be wrong
         this.servers.agreed = false;

@@ -216,7 +216,7 @@ def test_the_same_constraint_is_compiled_once_for_all_who_ask(
     with ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(of.compile, Constraint("regex", "a+")) for _ in range(8)]
         go.set()
-        assert [done.result() for done in waiting] == [None] * 8
+        assert len({done.result() for done in waiting}) == 1
     assert len(builds) == 1
 
 
@@ -254,6 +254,18 @@ def test_a_constraint_that_would_end_the_process_is_refused(
     grammars.compile(Constraint("regex", "[a-z]+"))
 
 
+def counted(of: Grammars, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are compiled from now on, the check in another process aside."""
+    builds, build = list[str](), of._build
+
+    def counting(constraint: Constraint) -> Any:
+        builds.append(constraint.text)
+        return build(constraint)
+
+    monkeypatch.setattr(of, "_build", counting)
+    return builds
+
+
 def test_the_kept_constraints_are_bounded(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,9 +279,36 @@ def test_the_kept_constraints_are_bounded(
             of.compile(Constraint("regex", f"(a{{{number}}}"))
     assert [one.text for one in of._kept] == ["a{7}", "a{8}", "(a{8}"]
     monkeypatch.setattr(module, "KEPT_CHARACTERS", 50)
+    monkeypatch.setattr(module, "ROOM", 1)
     of.compile(Constraint("regex", "b" * 49))
     assert len(of._kept) == 1
     assert of._characters == 49
+
+
+def test_what_an_accepted_request_needs_is_compiled_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither other constraints nor refused ones make its iterations compile it again."""
+    monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(module, "KEPT_CHARACTERS", 100)
+    of = Grammars(lambda: tokenizer)
+    builds = counted(of, monkeypatch)
+    one, other = Constraint("regex", "[a-z]{15}"), Constraint("regex", "[0-9]{9}")
+    needs = [of.compile(one), of.compile(one), of.compile(other)]
+    del needs[0]  # the other request with the same constraint still needs it
+    for number in range(4):
+        of.compile(Constraint("regex", f"b{{{number}}}"))
+        with pytest.raises(GrammarError):
+            of.compile(Constraint("regex", f"(b{{{number}}}"))
+    for constraint in (one, other, one):
+        Matching(of, constraint, ())
+    assert [builds.count(needed.text) for needed in (one, other)] == [1, 1]
+    assert len(of._kept) == 3
+    with pytest.raises(GrammarsBusyError):  # and memory is bounded
+        of.compile(Constraint("regex", "c" * (100 // module.ROOM)))
+    needs.clear()
+    of.compile(Constraint("regex", "c" * (100 // module.ROOM)))
+    assert len(of._kept) == 2
 
 
 def fail(matching: Matching, tokenizer: Tokenizer) -> None:
@@ -283,13 +322,7 @@ def test_matchers_that_fail_begin_again_and_share_what_was_compiled_again(
     of, constraint = Grammars(lambda: tokenizer), Constraint("regex", "[a-z]+")
     (a, *_) = tokenizer.encode("a")
     rows = [Matching(of, constraint, [a]) for _ in range(3)]
-    builds, build = list[Constraint](), of._build
-
-    def counted(constraint: Constraint) -> Any:
-        builds.append(constraint)
-        return build(constraint)
-
-    monkeypatch.setattr(of, "_build", counted)
+    builds = counted(of, monkeypatch)
     for matching in rows:
         fail(matching, tokenizer)
         assert a in allowed(matching, tokenizer.vocab_size)
