@@ -85,7 +85,7 @@ class _Stream(threading.Event):
         self._chunked = chunked
         self._told = told
         self._heartbeat_s = heartbeat_s
-        self._sent_s = time.monotonic()
+        self._sent_s = time.monotonic()  # when there last was something to send
         self._comment_due = False
         self._back = threading.Event()
 
@@ -111,6 +111,7 @@ class _Stream(threading.Event):
                 data = COMMENT
             self._comment_due = False
             if data:
+                self._sent_s = time.monotonic()
                 self._client.post(b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         except BaseException as error:  # the handler's to answer for; the writer serves the others
             self.error = error

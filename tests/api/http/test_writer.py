@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -139,6 +140,20 @@ def test_a_stream_that_falls_silent_gets_comments_until_its_next_event(
     pair.ours.close()
     received = b"".join(iter(lambda: pair.theirs.recv(1 << 16), b""))
     assert received.replace(chunk, b"") == b"3\r\ntwo\r\n"
+
+
+def test_a_flowing_stream_gets_no_comments(pairs: Iterator[Pair]) -> None:
+    pair, told, heartbeat_s = next(pairs), Told(), 0.1
+    Serve(heartbeat_s=heartbeat_s)(told, pair.ours)
+    begun_s = [time.monotonic()]
+    while begun_s[-1] < begun_s[0] + 3 * heartbeat_s:
+        told.tell(b".")
+        if exactly(pair.theirs, 1) != b".":  # right only if this machine kept the stream silent
+            assert time.monotonic() - begun_s[-2:][0] >= heartbeat_s
+            exactly(pair.theirs, len(COMMENT))  # the rest, and the event
+            begun_s.clear()
+        begun_s.append(time.monotonic())
+    told.tell(None)
 
 
 def test_a_client_that_does_not_read_keeps_only_itself_waiting(
