@@ -57,7 +57,7 @@ def chat(*contents: str) -> bytes:
 
 def text(text: str) -> list[bytes]:
     """On each path that reads one."""
-    truncated = {"inputs": text, "parameters": {"max_new_tokens": 1, "truncate": 900}}
+    truncated = {"inputs": text, "parameters": {"max_new_tokens": 1, "truncate": 50}}
     return [
         completion(prompt=text), chat(text), post("/generate", truncated),
         post("/tokenize", {"model": "embedded", "prompt": text}),
@@ -141,7 +141,7 @@ def unread_bodies() -> Kind:
 def slow_readers() -> Kind:
     """Megabytes of responses a connection, of which each takes 8 KB a second."""
     get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    return Kind([get * 50], connections=25, pause_s=1.0)
+    return Kind([get * 50], connections=10, pause_s=1.0)
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
