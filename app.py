@@ -193,7 +193,7 @@ def create_app(
     )
     answers = ResponseCalls(service, generations, jobs)
     endpoints.add(responses.PATH, answers.line)
-    engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars)
+    engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars, answers.settle)
     app.extensions["engine"] = engine
     app.extensions["turns"] = service.turns
     app.extensions["departures"] = departures

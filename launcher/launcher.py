@@ -26,7 +26,7 @@ from serving.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "launcher"
-DRAIN_GRACE_S = 20.0  # beyond the server's own drain timeout
+DRAIN_GRACE_S = 25.0  # beyond the server's own drain timeout
 
 log = logging.getLogger(__name__)
 

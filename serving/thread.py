@@ -41,6 +41,7 @@ GROWTH_TOKENS = 64  # of optimistic admission: kept free for a newcomer, so that
 FAILED = 3  # gunicorn's status for a worker that must not be restarted: the server ends with it
 LAST_WORDS_S = 1.0  # to send responses, and to answer probes with the reason
 JOBS_STOP_S = 5.0  # to return the lines of stored jobs; those of a dead process return later
+SETTLE_S = 5.0  # to store what was generated, if the drain timeout leaves less
 RECORD_S = 5.0  # to write the last lines of --record
 COLLECT_AFTER = 10_000  # new objects; Python's default is 700
 ABORT_S = 5.0  # for an iteration whose requests were given up
@@ -111,7 +112,9 @@ class Engine:
         load: Load,
         predictor: Predictor,
         grammars: Grammars | None = None,
+        settle: Callable[[float], None] = lambda timeout_s: None,
     ) -> None:
+        """`settle`: returns when all that was generated is stored, or after a time."""
         self.config = config
         self.manager = manager
         self.jobs = jobs
@@ -119,6 +122,7 @@ class Engine:
         self.load = load
         self.predictor = predictor
         self.grammars = grammars  # shared with a model in this process
+        self.settle = settle
         self.limit = Limit()  # of an iteration
         self.model: LoadedModel | None = None
         self.recording: Recording | None = None
@@ -128,19 +132,22 @@ class Engine:
         self._thread.start()
 
     def drain(self) -> None:
-        """Accepts no more requests, and returns when the accepted ones have ended: by themselves
-        within the drain timeout, otherwise with an error. Running lines of stored jobs are
-        returned to the store."""
+        """Accepts no more requests, and returns when the accepted ones have ended and what is kept
+        of them is stored: by themselves within the drain timeout, otherwise with an error. Running
+        lines of stored jobs are returned to the store."""
         self.manager.drain()
         self.jobs.stop(JOBS_STOP_S)
         if self.manager.model is None:  # still loading, nothing was accepted
             return
+        end_s = time.monotonic() + self.config.drain_timeout
         self._thread.join(self.config.drain_timeout)
         if self._thread.is_alive():
             log.warning(
                 "requests still running after %s s end with an error", self.config.drain_timeout
             )
             self.abort(ABORT_S)
+            return
+        self.settle(max(SETTLE_S, end_s - time.monotonic()))
         self._stop_recording()
 
     def abort(self, timeout_s: float) -> None:
@@ -148,6 +155,7 @@ class Engine:
         self.manager.abort("the server is shutting down")
         if self.manager.model is not None:
             self._thread.join(timeout_s)
+        self.settle(timeout_s)
         self._stop_recording()
 
     def _stop_recording(self) -> None:

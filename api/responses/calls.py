@@ -3,9 +3,10 @@ the background, opened again."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from flask import Response, g, jsonify, request
@@ -27,6 +28,8 @@ from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
 from deferred.jobs import Jobs
 
+log = logging.getLogger(__name__)
+
 MARK_HEADER = "X-Upstream-Mark"  # of a router, which finds this server by it in the ids
 MARK = re.compile("[0-9a-f]{8}")
 
@@ -41,6 +44,12 @@ class ResponseCalls:
         self._logs = EventLogs()
         self._background = Background(service, self.kept, self._executor, self._logs)
         self.has_begun = self._background.has_begun
+
+    def settle(self, timeout_s: float) -> None:
+        """Returns when the responses that were generated in the background are stored."""
+        last = self._executor.submit(int)  # in a queue that one thread works off
+        if wait([last], timeout_s).not_done:
+            log.error("responses are lost, they could not be stored within %g s", timeout_s)
 
     def create(self, data: dict[str, Any], arrival_s: float) -> Response:
         mark = request.headers.get(MARK_HEADER, "")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import sqlite3
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 
 from engine.failures import FAILURES_IN_A_ROW
+from tests.server.batches.jobs import official
 from tests.server.hash_app import FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
 from tests.server.process import (
     PATIENCE_S,
+    Server,
     clients,
     eventually,
+    free_port,
     serving,
     starting,
     wait_ready,
@@ -80,30 +87,48 @@ def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path)
         assert "5 iterations in a row failed, the last with: iteration 8 fails" in server.log
 
 
-def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
+def test_sigterm_loses_nothing_that_was_accepted_and_refuses_new_requests(tmp_path: Path) -> None:
+    """Not even where another holds the database when the last token has been generated."""
+    hold, database, port = tmp_path / "hold", tmp_path / "data" / "jobs.db", free_port()
     hold.touch()
+    text: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": 20}
+    text["extra_body"] = {"ignore_eos": True}
     with (
-        serving(tmp_path, hash_model={HOLD: hold}, max_batch_size=1) as server,
-        clients(3) as call,
-        requests.Session() as open_connection,
+        serving(tmp_path, hash_model={HOLD: hold}, max_batch_size=4, port=port) as server,
+        clients(2) as call,
     ):
-        assert open_connection.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
-        running = call(server.ask, "x", 100)
-        server.reaches(running=1)
+        create = official(server).responses.create
+        whole = call(server.ask, "x", 100)
         streamed = call(server.ask, "x", 20, stream=True)
-        server.reaches(running=1, waiting=1)
+        eventually(lambda: unfinished(server) == 2, "both in the queue or the batch")
+        kept = [create(background=True, **text).id for _ in range(4)]
+        with create(background=True, stream=True, **text) as events:
+            kept.append(next(iter(events)).response.id)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.health() == 503, "/health 503")
-        body = {"prompt": "x", "num_tokens": 1}
-        refused = open_connection.post(f"{server.url}/inference", json=body, timeout=PATIENCE_S)
+        refused = server.ask()
         assert refused.status_code == 503
         assert "shutting down" in refused.json()["error"]
-        hold.unlink()
-        assert running.result().json()["num_tokens"] == 100
-        assert '"done":true' in streamed.result().text
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            hold.unlink()
+            assert whole.result().json()["num_tokens"] == 100
+            assert '"done":true' in streamed.result().text
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(2.0)  # it cannot have stored them
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []
+    with serving(tmp_path, port=port) as server:
+        client = official(server)
+        ends = [client.responses.retrieve(one) for one in kept]
+        assert {(one.status, one.usage and one.usage.output_tokens) for one in ends} == {
+            ("incomplete", 20)
+        }
+
+
+def unfinished(server: Server) -> int:
+    counts = server.counts()
+    return counts["running"] + counts["waiting"]
 
 
 def test_a_request_that_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path) -> None:
