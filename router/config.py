@@ -49,10 +49,11 @@ class Config(Options):
     max_held_bytes: int = NETWORK.option(256 * 2**20, least=1)
     """most bytes of request bodies and responses held at once; further requests get 503"""
     client_idle: float = NETWORK.option(75.0, least=0.001)
-    """seconds a client has to send its headers, to send its body, and to be idle between
-    requests"""
+    """seconds a client has to send its headers, to send its body, to be idle between requests, and,
+    plus one for each 64 KiB, to read what it has fallen behind"""
     stream_idle: float = NETWORK.option(300.0, least=0.001)
-    """longest pause in the middle of a response, in seconds, from the upstream or to the client"""
+    """longest pause in the middle of a response, in seconds, from the upstream or to the client, or
+    of an upload"""
 
     upstreams: str = SERVERS.option("")
     """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 means every

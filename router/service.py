@@ -15,6 +15,12 @@ from router.config import Config
 from router.dispatching import AsyncDispatcher
 from router.http.admin import Admin
 from router.http.browsers import guarded_by
+from router.http.connections import (
+    ACCEPTED_AT_ONCE,
+    MAX_HEADER_BYTES,
+    Connections,
+    most_connections,
+)
 from router.http.forward import Forwarder
 from router.http.jobs import PATHS, JobRelay
 from router.http.probes import Prober
@@ -34,6 +40,7 @@ from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from web.browsers import Rules, own_names
 from web.cors import response_headers
+from web.request_ids import HEADER, request_id
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
 # moment is lost, so the router closes idle connections earlier.
@@ -41,7 +48,7 @@ KEEP_ALIVE_S = 1.5
 # How long the rest of a refused body is read, so that the client sees the refusal.
 LINGER_S = 2.0
 STOP_GRACE_S = 5.0
-MAX_HEADER_BYTES = 16 * 1024
+BACKLOG = 4096
 
 
 async def serve(config: Config) -> None:
@@ -90,24 +97,31 @@ async def serve(config: Config) -> None:
         for wanted in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(wanted, stop.set)
         loop.add_signal_handler(signal.SIGHUP, _reread, config, prober)
-        runner = web.AppRunner(
-            app,
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        assert runner.server is not None
+        connections = Connections(
+            runner.server,
+            most_connections(),
+            config.client_idle,
             access_log=None,
-            handler_cancellation=True,
             keepalive_timeout=config.client_idle,
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             auto_decompress=False,
             lingering_time=LINGER_S,
         )
-        await runner.setup()
-        site = web.TCPSite(runner, config.host, config.port, backlog=4096)
-        await site.start()
+        listener = await loop.create_server(
+            connections, config.host, config.port, backlog=ACCEPTED_AT_ONCE
+        )
+        for sock in listener.sockets:
+            with sock.dup() as same:
+                same.listen(BACKLOG)
         if journal is not None:
             journal.start()
         probing = asyncio.create_task(prober.run())
         probing.add_done_callback(lambda _: stop.set())  # a router that no longer probes is broken
-        address = runner.addresses[0]
+        address = listener.sockets[0].getsockname()
         log.event(logging.INFO, "listening", host=address[0], port=address[1])
         try:
             await stop.wait()
@@ -116,6 +130,7 @@ async def serve(config: Config) -> None:
             probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await probing
+            listener.close()
             await runner.cleanup()
             if tracing is not None:
                 tracing.close()
@@ -147,6 +162,7 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
         app.router.add_post(path, proxy.handle)
     for path in TOKEN_PATHS:
         app.router.add_post(path, proxy.handle_tokens)
+    app.on_response_prepare.append(_name_request)
     if config.cors_origin:
         allowed = {config.cors_origin}
 
@@ -160,6 +176,11 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
         app.router.add_route("OPTIONS", "/{path:.*}", _preflight)
     app.router.add_route("*", "/{path:.*}", _nowhere)
     return app
+
+
+async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    if HEADER not in response.headers:
+        response.headers[HEADER] = request_id(request.headers.get(HEADER), prefix="req-")
 
 
 async def _preflight(request: web.Request) -> web.Response:

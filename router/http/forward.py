@@ -13,6 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from router.http.connections import set_waiting
 from router.http.exchange import Attempt, ClientGoneError, Exchange
 from router.rules import responses
 from router.rules.messages import errors, headers
@@ -249,6 +250,7 @@ async def _upload(
             x.upload_problem = errors.broken_body(error)
             raise
         x.uploading = False
+        set_waiting(x.request, bool(chunk))
         _put_off(clock, idle_s)
         if not chunk:
             return

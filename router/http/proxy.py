@@ -11,6 +11,7 @@ from aiohttp import web
 from router import log
 from router.config import Config
 from router.dispatching import AsyncDispatcher
+from router.http.connections import set_waiting
 from router.http.exchange import ClientGoneError, Exchange, Failed
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
@@ -117,6 +118,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        set_waiting(request, True)
         status = 499  # nginx logs this for a client that left
         try:
             problem = self._not_let_in(x)
@@ -140,6 +142,7 @@ class Proxy:
             return await self._abandon(x, broken)
         finally:
             self._tasks.discard(task)
+            set_waiting(request, True)
             if self.draining and not self._tasks:
                 self._idle.set()
             self._buffers.release_all(x)
@@ -157,6 +160,7 @@ class Proxy:
         return None
 
     async def _forward(self, x: Exchange) -> web.StreamResponse:
+        set_waiting(x.request, x.request.can_read_body)
         answer = await self._jobs.forward(x)
         return self._refuse(x, answer) if isinstance(answer, Problem) else answer
 
@@ -216,6 +220,7 @@ class Proxy:
             return errors.too_slow()
         if problem is not None:
             return problem
+        set_waiting(x.request, False)
         named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
         try:
             body = parse_body(x.body, named)

@@ -2,7 +2,9 @@
 
 import base64
 import gzip
+import http.client
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -151,9 +153,25 @@ def test_tgi_and_our_own_clients_get_errors_as_strings(shared: Shared, path: str
     assert isinstance(shared[0].post(path, data=b"{").json()["error"], str)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/%2e%2e/x", "/v1/../x", "/v1/.%2E%2fx", "/v1/a%5c..%5Cx", "/v1/.", "/%2e%2e"]
+)
+def test_no_path_leads_an_upstream_to_another(shared: Shared, farm: Farm, path: str) -> None:
+    router, upstream = shared
+    before = len(farm.state(upstream)["seen"])
+    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=TIMEOUT_S)
+    connection.request("POST", path, b'{"model": "m"}')  # other clients would resolve the path
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "'..'" in json.loads(answer.read())["error"]["message"]
+    connection.close()
+    assert len(farm.state(upstream)["seen"]) == before
+
+
 def test_paths_that_do_not_exist_are_404_with_an_error_object(shared: Shared) -> None:
     for answer in (shared[0].get("/nope"), shared[0].get("/v1/completions")):
         assert answer.status_code == 404
+        assert answer.headers["X-Request-Id"].startswith("req-")
         assert "There is no GET" in answer.json()["error"]["message"]
 
 
@@ -170,7 +188,37 @@ def test_limits_on_body_headers_and_compression_hold(shared: Shared, farm: Farm)
     assert router.post(data=chunks()).status_code == 413
     packed = router.post(data=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"})
     assert packed.status_code == 415
-    assert router.post(headers={"X-Long": "x" * 20_000}).status_code == 400
+    assert router.get("/v1/models", headers={"X-Long": "x" * 16_384}).ok
+    too_long = router.get("/v1/models", headers={"X-Long": "x" * 40_000})
+    assert too_long.status_code == 431
+    assert "32768 bytes" in too_long.json()["error"]["message"]
+    assert too_long.headers["X-Request-Id"].startswith("req-")
+
+
+def test_a_key_may_hold_any_bytes(shared: Shared, farm: Farm, start: type[RouterProcess]) -> None:
+    odd = {"Authorization": b"Bearer \xff"}
+    assert shared[0].post(headers=odd).ok
+    router = start(farm.new(), api_keys="k").probed()
+    for answer in (router.post(headers=odd), router.get("/v1/models", headers=odd)):
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert answer.headers["X-Request-Id"].startswith("req-")
+
+
+def test_an_upload_that_stops_is_the_clients_timeout(
+    farm: Farm, start: type[RouterProcess]
+) -> None:
+    upstream = farm.new()
+    router = start(upstream, batch_upstream=upstream, stream_idle=0.2).probed()
+    with socket.create_connection(("127.0.0.1", router.port), TIMEOUT_S) as client:
+        client.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
+    assert router.upstreams()[upstream]["ready"]
+
+
+@pytest.mark.parametrize("name", ["tgi", "dummy"])
+def test_the_names_that_tgis_clients_send_mean_the_only_model(shared: Shared, name: str) -> None:
+    assert shared[0].post(json={"model": name}).ok
 
 
 def test_models_are_the_union_and_can_be_asked_for_one_by_one(
