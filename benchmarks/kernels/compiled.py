@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -65,6 +67,7 @@ class Compiled:
     shared_bytes: int
     stack_bytes: int
     spills: int
+    loads: dict[str, int]  # by width in bits: instructions that read memory
     tensor_cores: int  # their instructions
     dots: bool  # the kernel multiplies matrices in a precision that tensor cores have
 
@@ -94,12 +97,15 @@ def compiled(capability: int, shape: Shape, *, tried: bool = False) -> Iterator[
     from triton.runtime.jit import JITFunction
 
     found: dict[str, Any] = {}
+    kinds = ("by count", "by mass", "moments", "by typicality")
     run: Callable[..., Any] = JITFunction.run
 
     def collect(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         made = run(kernel, *args, grid=grid, warmup=True, **options)
         if made not in found.values():
-            found[kernel.fn.__name__.lstrip("_") + form] = made
+            name = kernel.fn.__name__.lstrip("_")
+            kind = f" {kinds[args[-5]]}" if name == "narrow" else ""
+            found[name + kind + form] = made
 
     driver.set_active(Target(capability))
     JITFunction.run = collect
@@ -154,7 +160,7 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     shaped = some(rows, shape.vocab_size, dtype=torch.float32)
 
     def draw(noise: bool, cuts: bool, scores: Any = logits) -> object:
-        return sampling.draw(scores, whole, rates[0], whole, *rates, ids, whole, noise, cuts)
+        return sampling.draw(scores, whole, rates[0], whole, *rates, ids, whole, noise, *[cuts] * 4)
 
     yield " (greedy)", lambda: draw(False, False)
     yield "", lambda: draw(True, False)
@@ -186,9 +192,16 @@ def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:
         kernel.metadata.shared,
         int(figures["STACK"]) + int(figures["LOCAL"]),
         sum(code.count(f" {spill}") for spill in ("LDL", "STL")),
+        dict(Counter(map(_bits, re.findall(r" LDG\S*", code)))),
         sum(code.count(f" {instruction}") for instruction in TENSOR_CORES),
         "tt.dot" in kernel.asm["ttir"] and shape.dtype != "float32",
     )
+
+
+def _bits(load: str) -> str:
+    """Of an instruction such as LDG.E.128 or LDG.E.U16.CONSTANT."""
+    width = re.search(r"\.[US]?(8|16|64|128)\b", load)
+    return width[1] if width else "32"
 
 
 def main() -> None:

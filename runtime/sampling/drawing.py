@@ -50,7 +50,9 @@ class Wants:
     edits: bool = True
     noise: bool = True
     cuts: bool = True  # of any kind, by a row that draws with noise
-    typical: bool = True  # a cut by typical_p
+    top_k: bool = True  # a cut by it, as of the next two
+    top_p: bool = True
+    typical: bool = True
 
 
 EVERYTHING = Wants()

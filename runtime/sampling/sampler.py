@@ -29,8 +29,12 @@ SPARE = 64  # tokens that a staged batch may draw
 
 # one of each kind: by whether a batch draws with noise, truncates, and changes its logits before
 KINDS = [
-    Sampling(temperature=temperature, top_p=top_p, presence_penalty=penalty)
-    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))
+    replace(kind, presence_penalty=penalty)
+    for kind in (
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0),
+        Sampling(temperature=1.0, top_k=1, top_p=0.9, typical_p=0.9),
+    )
     for penalty in (0.0, 1.0)
 ]
 
@@ -157,7 +161,8 @@ def _by_triton(drawing: Drawing, logits: Tensor) -> Tensor:
     tokens: Tensor = draw(
         drawing.shaped(logits),
         asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
-        history.ids, history.known, wants.noise, wants.cuts,
+        history.ids, history.known, wants.noise, wants.cuts, wants.top_k, wants.top_p,
+        wants.typical,
     )  # fmt: skip
     return tokens
 
@@ -224,12 +229,16 @@ def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
 
 def wants_of(samplings: Sequence[Sampling], edits: bool) -> Wants:
     noisy = [sampling for sampling in samplings if sampling.temperature > 0]
+    top_k = any(sampling.top_k is not None for sampling in noisy)
+    top_p = any(sampling.top_p < 1 for sampling in noisy)
     typical = any(sampling.typical_p < 1 for sampling in noisy)
     return Wants(
         penalties=any(map(_is_penalised, samplings)),
         edits=edits,
         noise=bool(noisy),
-        cuts=typical or any(s.top_k is not None or s.top_p < 1 or s.min_p > 0 for s in noisy),
+        cuts=top_k or top_p or typical or any(sampling.min_p > 0 for sampling in noisy),
+        top_k=top_k,
+        top_p=top_p,
         typical=typical,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -29,11 +30,9 @@ TIE = 1e-4  # the best two scores are closer: rounding decides
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks() -> Iterator[None]:
-    """A few hundred tokens are several pieces, each of several blocks."""
+    """A few hundred tokens are several pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels.gpu.sampling, "PIECE", 128)
-        patch.setattr(kernels.gpu.sampling, "BLOCK", 64)
-        patch.setattr(kernels.gpu.sampling, "TRUNCATED_TOGETHER", 128)
         yield
 
 
@@ -107,8 +106,7 @@ def test_each_setting(asked: dict[str, float]) -> None:
 def test_large_vocabularies(
     asked: dict[str, float], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("PIECE", 8192), ("BLOCK", 1024), ("TRUNCATED_TOGETHER", 4096)):
-        monkeypatch.setattr(kernels.gpu.sampling, name, value)
+    monkeypatch.setattr(kernels.gpu.sampling, "PIECE", 4096)
     logits = some_logits(1, 2, size).bfloat16()
     check(logits, [row(Sampling(seed=i, temperature=0.8, **asked)) for i in range(2)])  # type: ignore[arg-type]
 
@@ -182,7 +180,7 @@ class Forms(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if function.name() == "effective_batching::draw":
-            self.found.add((args[0].dtype, args[0].stride(0) % 16 == 0, *args[-2:]))
+            self.found.add((args[0].dtype, args[0].stride(0) % 16 == 0, *args[9:11]))
         return function(*args, **(kwargs or {}))
 
 
@@ -204,14 +202,34 @@ def test_the_warm_up_compiles_what_any_batch_needs(monkeypatch: pytest.MonkeyPat
     any_batch()
 
 
+@pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"top_k": 50}], ids=str)
+def test_a_cut_of_bfloat16_reads_a_row_five_times_by_many_programs(
+    asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.gpu.sampling, "PIECE", 4096)
+    reads: list[int] = []  # programs of each launch that reads scores
+
+    def note(executor: GridExecutor, *args: Tensor, **_: object) -> None:
+        if args[0].shape == logits.shape:
+            reads.append(math.prod(executor.grid))
+
+    monkeypatch.setattr(GridExecutor, "__call__", note)
+    logits = torch.zeros(64, 151_936, dtype=torch.bfloat16)
+    Sampler(kernel=True).draw(logits, [row(Sampling(**asked))] * 64)  # type: ignore[arg-type]
+    # a program reads its own piece, and only that
+    assert len(reads) == 5
+    assert all(132 <= programs <= 64 * -(-151_936 // 4096) for programs in reads)
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
         ({"temperature": 0.0}, ["race", "finish"]),
         ({}, ["race", "finish"]),
         ({"temperature": 0.7}, ["race", "finish"]),
-        ({"top_p": 0.9}, ["truncate", "race", "finish"]),
-        ({"top_k": 9, "min_p": 0.1, "typical_p": 0.9}, ["truncate", "race", "finish"]),
+        ({"min_p": 0.1}, ["peak", "race", "finish"]),
+        ({"top_p": 0.9}, ["peak", *["narrow"] * 6, "race", "finish"]),
+        ({"top_k": 9, "typical_p": 0.9}, ["peak", *["narrow"] * 13, "race", "finish"]),
     ],
     ids=str,
 )

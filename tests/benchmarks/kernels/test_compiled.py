@@ -16,9 +16,14 @@ from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, Compiled
 KERNELS = {
     "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "rms_norm",
     "rms_norm (sum)", "gated (SiLU)", "gated (GELU)", "rotate", "rotate (norms)", "race (greedy)",
-    "finish (greedy)", "race", "race (truncated)", "truncate (truncated)",
+    "finish (greedy)", "race", "race (truncated)", "peak (truncated)",
+    "narrow by count (truncated)", "narrow by mass (truncated)", "narrow moments (truncated)",
+    "narrow by typicality (truncated)",
 }  # fmt: skip
-PENALISED = {"race (truncated, penalties)", "truncate (truncated, penalties)"}
+PENALISED = {
+    name.replace("truncated", "truncated, penalties") for name in KERNELS if "truncated" in name
+}
+SCORES = ("race", "peak", "narrow")  # what their kernels' names begin with
 # The head's logits have the dtype and the alignment of logits with penalties: one kernel for both.
 ALIKE = {"llama-3-8b float32"}
 
@@ -38,6 +43,9 @@ def check(found: Sequence[Compiled]) -> None:
         assert kernel.stack_bytes == 0, kernel
         assert kernel.spills == 0, kernel
         assert (kernel.tensor_cores > 0) == kernel.dots, kernel
+        if kernel.kernel.startswith(SCORES) and "penalties" not in kernel.kernel:
+            assert kernel.loads["128"] > 0, kernel  # 16 bytes of scores at once
+            assert not {"8", "16"} & kernel.loads.keys(), kernel  # and nothing narrower than 4
     for target in {kernel.target for kernel in found}:
         of_target = [kernel for kernel in found if kernel.target == target]
         names = {kernel.kernel for kernel in of_target}
