@@ -47,6 +47,12 @@ OF_TEXTS = (
     "MARK{{ call.function.name + '(' + call.function.arguments + ')' }}{% endfor %}\n{% endfor %}"
     + END
 )
+OF_EITHER = (  # as Gemma 4's: objects in a form of its own, and texts as they are
+    "{% for m in messages %}{{ m.role }}{% for call in m.tool_calls or [] %}MARK{% set found ="
+    " call.function.arguments %}{% if found is mapping %}{% for name, value in found.items() %}"
+    "{{ name }}={{ value }}{% endfor %}{% else %}{{ found }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{{ tools }}" + END
+)
 IDS = (
     "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length != 9 %}"
     "{{ raise_exception('ids have 9 characters') }}{% endif %}{% endfor %}{% endfor %}"
@@ -58,7 +64,7 @@ def written(source: str, messages: list[dict[str, Any]], tools: list[dict[str, A
 
 
 @pytest.mark.parametrize("mark", ["<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"])
-@pytest.mark.parametrize("source", [OF_OBJECTS, IDS + OF_OBJECTS])
+@pytest.mark.parametrize("source", [OF_OBJECTS, IDS + OF_OBJECTS, OF_EITHER])
 def test_a_template_gets_what_transformers_gives_it(source: str, mark: str) -> None:
     theirs = PreTrainedTokenizerFast(tokenizer_object=hub_tokenizer())
     expected = theirs.apply_chat_template(
