@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from deferred.entities import LineError, NewItem, Unrun
+from web.json_reading import read_json
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MOST_LINES = 50_000
@@ -59,7 +60,7 @@ class Envelopes:
                 number,
             )
         try:
-            envelope = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+            envelope = read_json(line)
         except RecursionError:
             return LineError("invalid_json_line", "the line is nested too deeply", number)
         except ValueError as error:  # UnicodeDecodeError is one
@@ -90,10 +91,11 @@ class Envelopes:
                 number,
                 "custom_id",
             )
-        if "\0" in custom_id or any("\ud800" <= character <= "\udfff" for character in custom_id):
+        if "\0" in custom_id or "\ufffd" in custom_id:
             return LineError(
                 "invalid_custom_id",
-                "'custom_id' must have no null character and no half of a surrogate pair",
+                "'custom_id' must have no null character and no half of a surrogate pair "
+                "(as which U+FFFD counts)",
                 number,
                 "custom_id",
             )
@@ -173,10 +175,6 @@ def _missing(number: int, name: str, wanted: str) -> LineError:
     return LineError(
         "missing_required_parameter", f"'{name}' is missing; it must be {wanted}", number, name
     )
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _show(value: object) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from flask import Request, current_app
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.http.errors import ApiError, chunk_error, explain, show
+from web.json_reading import read_json
 
 MOST_UNKNOWN = 8  # unknown fields that an error names
 
@@ -76,12 +76,8 @@ def _read(request: Request, most_bytes: int) -> bytes:
 
 def _parse(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        return read_json(body)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except ValueError as error:  # bad syntax, bad encoding, and integers of thousands of digits
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")

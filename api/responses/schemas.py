@@ -106,7 +106,9 @@ Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
 def _kind(item: Any) -> Any:
-    return (item.get("type") or "message") if isinstance(item, dict) else item.type
+    if isinstance(item, dict):
+        return item.get("type") or "message"
+    return getattr(item, "type", None)  # None: no item
 
 
 def _few_items(value: Any) -> Any:
@@ -174,7 +176,7 @@ class OtherTool(BaseModel):
 
 
 def _kind_of_tool(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else tool.type
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return kind if kind in TOOLS else "other"
 
 

@@ -47,7 +47,7 @@ def judged(**changes: object) -> NewItem | LineError:
 
 
 def test_a_valid_line_keeps_its_body_unchanged() -> None:
-    body = {"model": "m", "prompt": "é\ud800", "n": 10**30, "f": 0.1, "unknown": [None, True]}
+    body = {"model": "m", "prompt": "é", "n": 10**30, "f": 0.1, "unknown": [None, True]}
     item = judged(custom_id="é", body=body)
     assert isinstance(item, NewItem)
     assert (item.line, item.custom_id) == (7, "é")

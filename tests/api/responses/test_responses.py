@@ -309,6 +309,8 @@ NAMED: list[tuple[Json, str, str]] = [
     ({"input": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "input", "reasoning_text"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input", "function_call_output"),
     ({"input": []}, "input", "array"),
+    ({"input": ["hello"]}, "input", "items"),
+    ({"input": [None]}, "input", "items"),
     ({"input": ""}, "input", "string"),
     ({"input": None}, "input", "string"),
     ({"input": [0] * (MOST_MESSAGES + 1)}, "input", "4096"),

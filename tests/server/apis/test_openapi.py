@@ -88,3 +88,26 @@ def test_every_operation_is_what_the_document_says(
         case.call_and_validate(headers=HEADERS, timeout=PATIENCE_S, checks=CHECKS)
 
     holds()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_no_request_is_a_fault_of_the_server(document: Any, method: str, path: str) -> None:
+    """What no schema allows is among what is sent; of responses without an end, the head counts."""
+    allowed, forbidden = (
+        document[path][method].as_strategy(generation_mode=mode) for mode in GenerationMode
+    )
+
+    @given(case=allowed | forbidden)
+    @settings(
+        max_examples=10 * EXAMPLES,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def holds(case: Any) -> None:
+        asked = case.as_transport_kwargs(headers=HEADERS)
+        with requests.request(**asked, stream=True, timeout=PATIENCE_S) as answer:
+            assert answer.status_code < 500, (asked, answer.status_code)
+
+    holds()
