@@ -15,7 +15,7 @@ class Stops:
     strings may be long."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._next: dict[tuple[int, str], int] = {}  # 0: no stop string goes on so
+        self._next: dict[tuple[int, str], int] = {}  # 0: no stop string continues so
         self._begins = [stops]  # those that begin as the state has it
         self._shorter = [0]  # the state of the next shorter end that begins a stop string
         self.begun = [0]  # characters of a stop string that have come,

@@ -65,11 +65,11 @@ class Compiled(NamedTuple):
 
 
 class Need:
-    """Whoever holds one needs a constraint compiled."""
+    """Held by a request that needs a constraint compiled."""
 
 
 class Kept:
-    """What was made of a constraint, and the shared need for it, if anybody has one."""
+    """What was made of a constraint, and the shared need for it, if a request has one."""
 
     def __init__(self, future: Future[Compiled]) -> None:
         self.future = future

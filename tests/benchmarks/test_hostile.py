@@ -1,5 +1,5 @@
 """Hostile constraints beside 32 streams: each is refused or served, and no stream notices more than
-its latency. Hostile clients beside one stream: it goes on, and each of them is answered."""
+its latency. Hostile clients beside one stream: it continues, and each of them is answered."""
 
 from __future__ import annotations
 

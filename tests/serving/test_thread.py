@@ -16,9 +16,9 @@ from tests.server.hash_app import byte_tokenizer
 
 @pytest.mark.parametrize(
     ("mode", "device", "ahead"),
-    [("dynamic", "NVIDIA H100", 1), ("static", "NVIDIA H100", 0), ("dynamic", "cpu", 0)],
+    [("dynamic", "NVIDIA H100", 1), ("static", "NVIDIA H100", 1), ("dynamic", "cpu", 0)],
 )
-def test_iterations_overlap_on_a_gpu_in_dynamic_mode(
+def test_iterations_overlap_on_a_gpu(
     mode: ModeName, device: str, ahead: int, tmp_path: Path
 ) -> None:
     model = HashModel()
