@@ -19,23 +19,23 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9025,
-    "benchmarks": 9588,
+    "api": 9855,
+    "benchmarks": 10330,
     "client": 12473,
-    "deferred": 3568,
-    "kernels": 1299,
-    "model_server": 2526,
-    "models": 2350,
-    "router": 3125,
-    "runtime": 5359,
+    "deferred": 3567,
+    "kernels": 1368,
+    "model_server": 2536,
+    "models": 2416,
+    "router": 3464,
+    "runtime": 5574,
     "scheduling": 2482,
-    "tests": 49444,
-    "text": 1595,
-    "others": 7830,
+    "tests": 52948,
+    "text": 2034,
+    "others": 7917,
 }
-PRODUCT_LINES = 39159  # all but tests, benchmarks and client
-SHORT_FILES = 83
-LONG_FUNCTIONS = 18
+PRODUCT_LINES = 41213  # all but tests, benchmarks and client
+SHORT_FILES = 87
+LONG_FUNCTIONS = 21
 REPEATED_CLASS_NAMES = 74  # names that two classes outside the tests have
 
 
