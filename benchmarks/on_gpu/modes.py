@@ -34,7 +34,7 @@ ALONE: list[tuple[ModeName, int]] = [("nobatch", 0), ("nobatch", 1)]
 
 def bare(options: Options, emit: Emit, *, equal: bool) -> None:
     """The modes in turns at each limit; nobatch once."""
-    limits = (1, 2) if options.tiny else LIMITS
+    limits = (2,) if options.tiny else LIMITS
     models = Models(options, NETWORK, max(limits), TOKENS)
     for limit in limits:
         work = jobs(models.vocab_size, limit, equal=equal, tiny=options.tiny)
