@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from deferred.entities import LineError, NewItem, Unrun
-from web.json_reading import read_json
+from web.json_reading import HALF, read_json
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MOST_LINES = 50_000
@@ -74,13 +74,13 @@ class Envelopes:
         custom_id: Any = envelope.get("custom_id")
         body = envelope.get("body")
         return (
-            self._fault_of_id(number, custom_id)
+            self._fault_of_id(number, custom_id, line)
             or self._fault_of_target(number, envelope)
             or self._fault_of_body(number, body)
             or NewItem(number, custom_id, json.dumps(body, separators=(",", ":")).encode())
         )
 
-    def _fault_of_id(self, number: int, custom_id: object) -> LineError | None:
+    def _fault_of_id(self, number: int, custom_id: object, line: bytes) -> LineError | None:
         if custom_id is None:
             return _missing(number, "custom_id", "a string that no other line has")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_CUSTOM_ID:
@@ -91,11 +91,11 @@ class Envelopes:
                 number,
                 "custom_id",
             )
-        if "\0" in custom_id or "\ufffd" in custom_id:
+        replaced = "\ufffd" in custom_id and HALF.search(line.decode(errors="replace"))
+        if "\0" in custom_id or replaced:
             return LineError(
                 "invalid_custom_id",
-                "'custom_id' must have no null character and no half of a surrogate pair "
-                "(as which U+FFFD counts)",
+                "'custom_id' must have no null character and no half of a surrogate pair",
                 number,
                 "custom_id",
             )

@@ -11,14 +11,14 @@ import json
 import re
 from typing import Any, NoReturn
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(body: bytes) -> Any:
     """Raises ValueError, with a sentence about the bad syntax or encoding, and RecursionError."""
     text = body.decode(json.detect_encoding(body))  # json's own decoder lets raw halves pass
     value = json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant)
-    if _HALF.search(text) is None:
+    if HALF.search(text) is None:
         return value
     paired = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(paired.decode("utf-16", "replace"))

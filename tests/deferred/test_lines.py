@@ -48,9 +48,9 @@ def judged(**changes: object) -> NewItem | LineError:
 
 def test_a_valid_line_keeps_its_body_unchanged() -> None:
     body = {"model": "m", "prompt": "é", "n": 10**30, "f": 0.1, "unknown": [None, True]}
-    item = judged(custom_id="é", body=body)
+    item = judged(custom_id="é\ufffd", body=body)
     assert isinstance(item, NewItem)
-    assert (item.line, item.custom_id) == (7, "é")
+    assert (item.line, item.custom_id) == (7, "é\ufffd")
     assert json.loads(item.body) == body
 
 
