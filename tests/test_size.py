@@ -31,9 +31,9 @@ LINES = {
     "scheduling": 2482,
     "tests": 52948,
     "text": 2034,
-    "others": 7917,
+    "others": 8036,
 }
-PRODUCT_LINES = 41213  # all but tests, benchmarks and client
+PRODUCT_LINES = 41332  # all but tests, benchmarks and client
 SHORT_FILES = 87
 LONG_FUNCTIONS = 21
 REPEATED_CLASS_NAMES = 74  # names that two classes outside the tests have
