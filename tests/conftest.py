@@ -21,8 +21,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The machine may be shared and slow: what a property costs is bounded by its number of examples.
 # They are the same in every run, but in the long forms.
-settings.register_profile("project", deadline=None, derandomize=True)
-settings.register_profile("long", deadline=None)
+settings.register_profile("project", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("long", deadline=None, max_examples=200)
 settings.load_profile("project")
 
 

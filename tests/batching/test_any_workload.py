@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inference import Inference, TooLongError
@@ -228,7 +228,6 @@ def test_static_answers_leave_with_the_batch_or_each_on_its_own(
 
 
 @every_mode
-@settings(max_examples=50, deadline=None)
 @given(workload=WORKLOADS, at_s=moments(80), graceful=st.booleans())
 def test_a_drained_manager_ends_all_it_accepted_and_an_aborted_one_fails_it(
     mode: Mode, workload: list[Client], at_s: float, graceful: bool

@@ -126,7 +126,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.long

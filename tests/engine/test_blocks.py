@@ -141,7 +141,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=30)
+TestBooks.settings = settings(stateful_step_count=30)
 
 
 def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_rectangle() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -111,7 +111,6 @@ shapes = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2, 3, 8]))
     st.none() | st.integers(1, 400),
     st.integers(0, 2**32),
 )
-@settings(max_examples=60)
 def test_any_mixture(prompts, decodes, shape, dim, dtype, window, seed) -> None:
     kv_heads, group = shape
     rows = [*prompts, *((start, 1) for start in decodes)]

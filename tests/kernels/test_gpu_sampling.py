@@ -75,7 +75,6 @@ def test_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type
 
 @pytest.mark.long
 @mixed
-@settings(max_examples=100)
 def test_many_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type: ignore[no-untyped-def]
     mixtures(seed, asked, size, spread, dtype)
 

@@ -113,7 +113,7 @@ def test_a_file_that_lies_is_refused_with_a_sentence(
 
 
 @given(data=st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_changed_or_cut_off_is_read_or_refused(
     data: st.DataObject, whole: bytes, tmp_path: Path
 ) -> None:

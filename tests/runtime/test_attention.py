@@ -100,7 +100,6 @@ def check(actual: Tensor, expected: Tensor) -> None:
     st.sampled_from([16, 32]),
     st.integers(0, 2**31),
 )
-@settings(max_examples=30)
 def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: ignore[no-untyped-def]
     lengths, heads, head_dim, dtype, window, block_tokens, seed
 ) -> None:
@@ -225,7 +224,6 @@ def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
 @given(
     st.lists(st.integers(1, 7), min_size=1, max_size=5), st.lists(st.booleans()), st.integers(0, 9)
 )
-@settings(max_examples=40)
 def test_padding_does_not_reach_the_tokens_of_a_rectangle(lengths, done, seed) -> None:  # type: ignore[no-untyped-def]
     """A prefill and two decodes, in which the rows that are done are padding."""
     torch.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from requested import ServiceClass
@@ -22,7 +22,6 @@ RESIDENTS = st.lists(
 )
 
 
-@settings(max_examples=400)
 @given(
     drawn=RESIDENTS,
     waiting=queues(4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from options import OptionError, flag
@@ -105,7 +105,6 @@ def test_the_environment_alone_needs_a_mode() -> None:
         Config.from_environment({})
 
 
-@settings(max_examples=40)
 @given(
     config=st.builds(
         Config,

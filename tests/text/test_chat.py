@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -82,7 +82,6 @@ CONVERSATIONS = st.tuples(
 )
 
 
-@settings(max_examples=50)
 @given(CONVERSATIONS)
 def test_a_template_gives_the_tokens_that_transformers_gives(
     folder: Path, messages: tuple[dict[str, str], ...]

@@ -149,7 +149,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_changed_or_cut_off_encodes_or_is_refused(
     data: st.DataObject, whole: bytes, tmp_path: Path
 ) -> None:

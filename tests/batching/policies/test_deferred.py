@@ -44,7 +44,6 @@ SENDERS = workloads(
 
 @every_policy
 @every_way
-@settings(max_examples=30, deadline=None)
 @given(
     senders=SENDERS,
     max_batch_size=st.integers(1, 8),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Outcome, Run
@@ -28,7 +28,6 @@ outcomes = st.builds(
 WORKLOAD = workload(requests=3)
 
 
-@settings(max_examples=30)
 @given(st.lists(outcomes, max_size=4), st.lists(st.tuples(micros, st.integers(0, 9)), max_size=4))
 def test_reading_gives_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory,

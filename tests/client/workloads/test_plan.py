@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.workloads.burstiness import describe, dispersion
@@ -16,7 +16,6 @@ from client.workloads.recipe import Recipe, make
 SEED = np.random.SeedSequence(11)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     outer=st.sampled_from(OUTER), inner=st.sampled_from(INNER), bins=st.integers(1, 200),
     n=st.integers(1, 3000), b1=st.floats(0, 1), b2=st.floats(0, 1), a=st.floats(1.05, 3),
@@ -41,7 +40,6 @@ def test_every_plan_places_exactly_n_requests_inside_its_horizon(
     assert plan.shares(n, np.random.SeedSequence(seed)).sum() == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=40)
 @given(cv=st.floats(0.05, 2.0), seed=st.integers(0, 2**32 - 1), n=st.integers(20_000, 60_000))
 def test_the_rate_cv_asked_for_comes_out(cv: float, seed: int, n: int) -> None:
     plan = LoadPlan(outer="zipf", a1=1.2, cv_rate=cv)
@@ -59,7 +57,6 @@ def expected_idc(plan: LoadPlan, n: int, source: np.random.SeedSequence) -> floa
     return float(n * (np.sum(plan.shares(n, source) ** 2) - 1 / plan.bins))
 
 
-@settings(deadline=None, max_examples=30)
 @given(idc=st.floats(2, 60), seed=st.integers(0, 2**32 - 1))
 def test_the_index_of_dispersion_asked_for_comes_out(idc: float, seed: int) -> None:
     n, source = 20_000, np.random.SeedSequence(seed)
@@ -69,7 +66,6 @@ def test_the_index_of_dispersion_asked_for_comes_out(idc: float, seed: int) -> N
     assert found == pytest.approx(idc, rel=0.1, abs=0.2)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     outer=st.sampled_from(OUTER), b1=st.floats(0, 1), seed=st.integers(0, 2**32 - 1),
     inner=st.sampled_from(INNER),

@@ -235,5 +235,5 @@ class Router(RuleBasedStateMachine):
         assert all(self.answers[t.seq] == 1 for t in self.requests), "never answered"
 
 
-Router.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+Router.TestCase.settings = settings(stateful_step_count=50, deadline=None)
 TestRouter = Router.TestCase

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.classes.budget import (
@@ -77,7 +77,6 @@ def without_deferred(shown: View) -> View:
 
 
 @every_policy
-@settings(max_examples=150)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
 def test_immediate_requests_get_the_plan_that_they_would_get_alone(
     make: Callable[[], Policy], shown: View, factor: float
@@ -93,7 +92,6 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
 
 
 @every_policy
-@settings(max_examples=150)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
 def test_dropped_requests_suffice_and_have_the_fewest_computed_tokens(
     make: Callable[[], Policy], shown: View, factor: float
@@ -112,7 +110,6 @@ def test_dropped_requests_suffice_and_have_the_fewest_computed_tokens(
         assert not of_class(plan.preempt, "deferred")
 
 
-@settings(max_examples=300)
 @given(
     shown=mixtures().filter(lambda shown: shown.waiting or shown.resident),
     factor=FACTORS,
@@ -135,7 +132,6 @@ def test_no_iteration_takes_longer_than_the_budget(
         assert taken_s <= max(max_step_ms / 1000, factor * virtual_duration_s(1, 1)) * (1 + 1e-9)
 
 
-@settings(max_examples=200)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
 def test_requests_that_still_fit_are_admitted(shown: View, factor: float) -> None:
     """A resident deferred row that decodes is left out only if it would not have fitted."""
@@ -272,7 +268,6 @@ def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
 
 
 @every_policy
-@settings(max_examples=50)
 @given(waiting=queues(), resident=batches())
 def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
     make: Callable[[], Policy], waiting: list[Shown], resident: list[Shown]

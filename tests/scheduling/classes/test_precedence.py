@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from scheduling.classes.budget import Budget
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
@@ -36,7 +36,6 @@ def admitted(plan: Plan, shown: View) -> list[Request]:
 
 @every_way
 @every_policy
-@settings(max_examples=150)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident))
 def test_no_deferred_request_takes_the_place_of_an_immediate_one(
     make: Callable[[], Policy], way: Callable[[Policy], Policy], shown: View

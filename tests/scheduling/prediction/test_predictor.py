@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from records import IterationRecord, RequestRecord
@@ -156,7 +156,6 @@ def test_small_iterations_are_remembered_while_only_large_ones_are_seen() -> Non
     assert predictor.seconds(small) == pytest.approx(law_s(small), rel=0.05)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), noise=st.sampled_from([0.0, 0.1, 0.3]))
 def test_more_work_never_takes_less_time(seed: int, noise: float) -> None:
     predictor = taught(3 * REFIT_EVERY, seed, noise)
@@ -210,7 +209,6 @@ def test_the_ttft_is_that_of_recent_immediate_requests() -> None:
     assert predictor.ttft_s == pytest.approx(500 - TTFTS_KEPT * 0.1, abs=1.5)
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 30), columns=st.integers(1, 8))
 def test_no_non_negative_solution_is_better(seed: int, rows: int, columns: int) -> None:
     """The conditions of Karush, Kuhn and Tucker."""
