@@ -3,6 +3,8 @@ its latency. Hostile clients beside one stream: it continues, and each of them i
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.constraints import costly, hostile
 from benchmarks.hostile import __main__ as neighbours
 from benchmarks.hostile.grammars import COSTLY, HOSTILE, STREAMS, card, measure
@@ -13,6 +15,7 @@ def test_no_two_hostile_constraints_are_alike() -> None:
     assert len(set(constraints)) == HOSTILE + COSTLY
 
 
+@pytest.mark.long
 def test_streams_beside_hostile_constraints_end_as_they_should() -> None:
     compiling, masking = measure("embedded", "float32", rounds=1, tokens=60)
     for beside, ordinary, p99 in (compiling, masking):
