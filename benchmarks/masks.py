@@ -2,7 +2,6 @@
 
     python -m benchmarks.masks                        # smollm2 and random:qwen3-0.6b
     python -m benchmarks.masks --out results/reference-masks
-    python -m benchmarks.masks --picture docs/img     # of what was recorded
 
 The rows are the same requests with and without a constraint. `records` is a JSON array that is
 longer than what they generate: its grammar forces many tokens, which are generated without being
@@ -13,20 +12,16 @@ Sides take turns (see benchmarks/harness/turns.py); ratios are to no constraint.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from batching import BatchingManager
 from benchmarks.bare import Tally, threads_kept
-from benchmarks.harness.picture import plt, without_frame
-from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 from engine.inference import Inference
@@ -44,7 +39,6 @@ from text.vocabulary import load_tokenizer
 
 ROWS = 64
 PROMPT_TOKENS = 4
-RECORDED = Path("results/reference-masks/masks.json")
 RECORD = {
     "type": "object",
     "properties": {
@@ -183,37 +177,11 @@ def card(results: Sequence[Result], firsts: Sequence[First]) -> str:
     )
 
 
-def draw(recorded: Path, path: Path) -> None:
-    report = json.loads(recorded.read_text())
-    models = list(dict.fromkeys(result["model"] for result in report["results"]))
-    figure, axes = plt.subplots(1, len(models), figsize=(9, 3.4), layout="constrained")
-    for axis, model in zip(np.atleast_1d(axes), models, strict=True):
-        results = [result for result in report["results"] if result["model"] == model]
-        places = range(len(results))
-        free = float(np.median(results[0]["tokens_per_s"]))
-        drawn = [float(np.median(result["drawn_per_s"])) / free for result in results]
-        given = [float(np.median(result["tokens_per_s"])) / free for result in results]
-        axis.bar(places, given, color="#f2b701", label="forced")
-        axis.bar(places, drawn, color="#4c78a8", label="drawn")
-        axis.set_xticks(places, [result["side"].replace(" of ", "\nof ") for result in results])
-        axis.set_title(f"{model}, {results[0]['vocab_size']:,} tokens", loc="left", fontsize=10)
-        axis.set_xlabel(f"constraint, of {ROWS} rows")
-        without_frame(axis, "y")
-    np.atleast_1d(axes)[0].set_ylabel("tokens/s, to no constraint")
-    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=2, loc="outside upper right")
-    save_picture(figure, path)
-
-
 def main() -> None:
     parser = options(__doc__, dtype="auto", known_dtypes=["auto", *DTYPES])
     parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
     parser.add_argument("--iterations", type=int, default=48, help="of a turn (48)")
-    parser.add_argument("--picture", type=Path, help="draws what was recorded in this folder")
     args = parser.parse_args()
-    if args.picture is not None:
-        draw(RECORDED, args.picture / "masks.png")
-        return
     found = [measure(name, args.dtype, args.iterations, args.rounds) for name in args.models]
     results = [result for results, _ in found for result in results]
     firsts = [first for _, first in found]

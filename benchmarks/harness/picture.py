@@ -1,9 +1,7 @@
-"""Pictures for a page of docs/: matplotlib without a window, and the command that draws one."""
+"""Pictures for a page of docs/: matplotlib without a window."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +11,7 @@ from matplotlib.figure import Figure
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-__all__ = ["command", "plt", "save", "without_frame"]
+__all__ = ["plt", "save", "without_frame"]
 
 
 def without_frame(axis: Axes, grid: str = "both") -> None:
@@ -27,10 +25,3 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     print(path)
-
-
-def command(doc: str | None, draw: Callable[[Path], None]) -> None:
-    """``draw`` gets the folder."""
-    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    draw(parser.parse_args().out)

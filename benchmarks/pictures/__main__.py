@@ -1,103 +1,37 @@
-"""Draws the same 20 requests under each mode and policy, from real iterations.
+"""The pictures of the pages, from real iterations and from what was recorded.
 
-    python -m benchmarks.pictures                 # docs/img/modes.png and docs/img/policies.png
-
-Each line is a request, from its arrival to its end, on the machine's own clock: grey while it
-waits, orange in iterations that compute tokens of its prompt, blue while it decodes, and hatched
-while its row is computed although it is done."""
+python -m benchmarks.pictures                 # all of them, in docs/img
+python -m benchmarks.pictures --only modes
+"""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from pathlib import Path
 
-from matplotlib.patches import Patch
+from benchmarks.pictures import load, masks, memory, requests, step
+from benchmarks.pictures.twenty import MODES, POLICIES, run
 
-from benchmarks.harness.picture import plt, save
-from benchmarks.harness.report import cpu_name
-from benchmarks.pictures.twenty import LIMIT, MODES, POLICIES, Trace, run
-from records import Event, IterationRecord
-
-COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "held": "#9fc3e0"}
-PICTURES = {"modes": MODES, "policies": POLICIES}
-
-
-def row_phases(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:
-    """Request, what its row did, start and duration, of each row of each iteration."""
-    for event in events:
-        if isinstance(event, IterationRecord):
-            for row in event.rows:
-                phase = "prefill" if row.kind == "chunk" else row.kind
-                if phase != "paused":
-                    yield row.request, phase, event.start_s, event.duration_s
-
-
-def draw(traces: Sequence[Trace], path: Path) -> None:
-    figure, axes = plt.subplots(
-        len(traces), 1, figsize=(9, 2.6 * len(traces)), sharex=True, layout="constrained"
-    )
-    for axis, trace in zip(axes, traces, strict=True):
-        origin_s = trace.inferences[0].arrival_s
-        lines = {inference.id: i for i, inference in enumerate(trace.inferences)}
-        for inference in trace.inferences:
-            assert inference.record is not None
-            axis.barh(
-                lines[inference.id],
-                inference.record.end_s - inference.arrival_s,
-                left=inference.arrival_s - origin_s,
-                color=COLOURS["waiting"],
-                height=0.8,
-            )
-        for request, phase, start_s, duration_s in row_phases(trace.events):
-            held = phase == "held"
-            axis.barh(
-                lines[request],
-                duration_s,
-                left=start_s - origin_s,
-                color=COLOURS[phase],
-                height=0.8,
-                hatch="////" if held else None,
-                edgecolor="white" if held else None,
-                linewidth=0,
-            )
-        axis.set_title(trace.name, loc="left", fontsize=10)
-        axis.set_ylabel("request")
-        axis.set_yticks(range(0, len(lines), 5))
-        axis.invert_yaxis()
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("seconds since the first arrival")
-    labels = {
-        "waiting": "waiting, paused, or done and held back",
-        "prefill": "prefill",
-        "decode": "decode",
-        "held": "done, row still computed",
-    }
-    figure.legend(
-        handles=[
-            Patch(color=COLOURS[key], label=text, hatch="////" if key == "held" else None)
-            for key, text in labels.items()
-        ],
-        loc="outside lower center",
-        ncols=4,
-        fontsize=9,
-        frameon=False,
-        title=f"embedded model, batch limit {LIMIT}, {cpu_name()}",
-        title_fontsize=8,
-    )
-    save(figure, path)
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "modes": lambda folder: requests.draw([*map(run, MODES)], folder / "modes.png"),
+    "policies": lambda folder: requests.draw([*map(run, POLICIES)], folder / "policies.png"),
+    "memory": memory.draw,
+    "load": load.draw,
+    "step": step.draw,
+    "masks": masks.draw,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
     parser.add_argument("--only", choices=PICTURES, help="one of the pictures")
     args = parser.parse_args()
-    for picture, cases in PICTURES.items():
-        if args.only in (None, picture):
-            draw([run(case) for case in cases], args.out / f"{picture}.png")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        if args.only in (None, name):
+            draw(args.out)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness.turns import QUIET_CORES
-from benchmarks.record.table import TABLE, Recording
+from benchmarks.record.table import DROPPED, TABLE, Recording
 from client.load.machine import ROOT, Company
 
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
@@ -78,7 +78,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 def state(recording: Recording, root: Path = ROOT) -> str:
     """``missing``, ``rare``, ``old`` or ``recorded``."""
-    shown_s = changed_s(root, [f"{recording.folder}/{recording.shows}"])
+    shown_s = changed_s(root, [recording.shows])
     code_s = changed_s(root, recording.measures)
     if shown_s is None:
         return "missing"
@@ -89,8 +89,7 @@ def state(recording: Recording, root: Path = ROOT) -> str:
 
 def commit(recording: Recording, root: Path = ROOT) -> str:
     """That which it was committed with, the state that it measured, and its date."""
-    shown = f"{recording.folder}/{recording.shows}"
-    return _git(root, "log", "-1", "--format=%h of %cs", "--", shown) or "not committed"
+    return _git(root, "log", "-1", "--format=%h of %cs", "--", recording.shows) or "not committed"
 
 
 def lacks(recording: Recording) -> str | None:
@@ -137,9 +136,8 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         out = Path(folder) / "out"
         out.mkdir()
-        command = [
-            word.format(python=sys.executable, out=out) for word in shlex.split(recording.command)
-        ]
+        words = shlex.split(recording.command)
+        command = [word.format(python=sys.executable, out=out) for word in words]
         with (Path(folder) / "printed").open("w+") as printed:
             done = subprocess.run(command, cwd=root, stdout=printed, check=False)
             printed.seek(0)
@@ -151,12 +149,12 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
         if company.cores() > QUIET_CORES:
             _say(f"{recording.name} not recorded: others used {company.cores():.2f} of a core")
             return False
-        if recording.printed is not None:
-            (out / recording.printed).write_text(text)
-        if not (out / recording.shows).exists():
-            _say(f"{recording.name} failed: it left no {recording.shows}")
+        if "{out}" not in recording.command:
+            (out / recording.left).write_text(text)
+        if not (out / recording.left).exists():
+            _say(f"{recording.name} failed: it left no {recording.left}")
             return False
-        for name in recording.drops:
+        for name in (*DROPPED, *recording.drops):
             dropped = out / name
             if dropped.is_dir():
                 shutil.rmtree(dropped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import report
-from benchmarks.harness.servers import ROOT
 from benchmarks.harness.turns import in_turns, ratio
 from client.load.machine import Company, _ours_s
 
@@ -100,16 +98,3 @@ def test_nothing_is_recorded_while_others_use_the_machine(
     monkeypatch.setattr(report, "QUIET_CORES", math.inf)
     report.save({"a": 1}, "| a |", tmp_path / "out", "it")
     assert (tmp_path / "out" / "it.json").exists()
-
-
-BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-
-
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_benchmark_imports_neither_another_ones_command_nor_a_test(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            assert not name.endswith("__main__"), name
-            assert name.partition(".")[0] != "tests", name

@@ -1,10 +1,11 @@
-"""The pictures of the modes show what was computed."""
+"""The pictures of the modes show what was computed, those of recordings can be drawn again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.pictures.__main__ import draw, row_phases
+from benchmarks.pictures import masks, step
+from benchmarks.pictures.requests import draw, row_phases
 from benchmarks.pictures.twenty import MODES, run
 
 
@@ -23,3 +24,9 @@ def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vai
     }
     draw(list(traces.values()), tmp_path / "it.png")
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
+    for picture in (masks, step):
+        picture.draw(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"masks.png", "step.png"}

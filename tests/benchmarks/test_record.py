@@ -17,9 +17,7 @@ from benchmarks.record.__main__ import commit, record, state
 from benchmarks.record.table import MOST_MINUTES, TABLE, Recording
 from client.load.machine import ROOT
 
-IT = Recording(
-    "it", 1, "true", "results/it", "it.json", ("code", "code.py"), printed="printed.txt"
-)  # fmt: skip
+IT = Recording("it", 1, "true", "results/it/it.json", ("code", "code.py"))
 
 
 def git(root: Path, *arguments: str, at_s: int = 1_000) -> None:
@@ -84,7 +82,6 @@ def test_the_files_of_a_command_replace_those_of_its_folder_without_paths_of_the
     program = """
 import gzip, os, pathlib, sys
 out, text = pathlib.Path(sys.argv[1]), os.getcwd() + "/data"
-print("said")
 for inner in ("workloads", "dropped"):
     (out / inner).mkdir()
 (out / "it.json").write_text(text)
@@ -94,14 +91,19 @@ for inner in ("workloads", "dropped"):
     folder = checkout / "results" / "it"
     (folder / "workloads").mkdir()
     (folder / "workloads" / "old.jsonl").write_text("of an earlier load")
-    assert record(
-        replace(IT, command=command(program), drops=("requests.csv", "dropped")), checkout
-    )
+    assert record(replace(IT, command=command(program), drops=("dropped",)), checkout)
     assert (folder / "it.json").read_text() == "data"
     assert gzip.decompress((folder / "it.gz").read_bytes()) == b"data"
-    assert (folder / "printed.txt").read_text() == "said\n"
     names = {path.name for path in folder.rglob("*")}
-    assert names == {"it.json", "it.gz", "printed.txt", "workloads"}
+    assert names == {"it.json", "it.gz", "workloads"}
+
+
+def test_a_command_that_only_prints_is_recorded_by_its_output(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
+    assert record(replace(IT, command="echo said"), checkout)
+    assert (checkout / "results" / "it" / "it.json").read_text() == "said\n"
 
 
 @pytest.mark.parametrize(

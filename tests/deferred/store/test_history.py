@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from benchmarks.store.ended import add_history
 from deferred.entities import LineError
 from deferred.errors import NotFoundError
 from deferred.store import JobStore, open_store
@@ -28,6 +27,7 @@ from tests.deferred.jobs import (
     save,
     started,
 )
+from tests.deferred.store.ended import add_history
 
 
 def swept(store: JobStore, ended_before_s: float, now_s: float = NOW_S) -> None:

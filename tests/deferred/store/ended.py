@@ -1,4 +1,4 @@
-"""Batches that ended long ago, written into a job store at once. Imports no torch."""
+"""Batches that ended long ago, written into a job store at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from sqlalchemy import insert
 from deferred.store import JobStore
 from deferred.store.history import add_to_totals
 from deferred.store.schema import batches, files
+from tests.deferred.jobs import MODEL
 
-MODEL = "benchmark"
 DAY_S = 24 * 3600.0
 ROWS = 5000  # an insert
 LINES = 10  # of a batch
+TIMES = "created_at", "in_progress_at", "finalizing_at", "completed_at", "ended_at"
 
 
 def add_history(store: JobStore, count: int, ended_s: float) -> None:
@@ -31,39 +32,18 @@ def add_history(store: JobStore, count: int, ended_s: float) -> None:
 
 def _output(name: str, ended_s: float) -> dict[str, object]:
     return {
-        "id": f"file-{name}",
-        "owner": "",
-        "purpose": "batch_output",
-        "filename": f"batch_{name}_output.jsonl",
-        "state": "ready",
-        "size_bytes": 0,
-        "sha256": "",
-        "created_at": ended_s,
+        "id": f"file-{name}", "owner": "", "purpose": "batch_output", "filename": f"{name}.jsonl",
+        "state": "ready", "size_bytes": 0, "sha256": "", "created_at": ended_s,
         "expires_at": ended_s + DAY_S,
-    }
+    }  # fmt: skip
 
 
 def _ended(name: str, ended_s: float) -> dict[str, object]:
-    return {
-        "id": f"batch_{name}",
-        "owner": "",
-        "input_file": 0,
-        "input_file_id": "file-",
-        "endpoint": "/v1/completions",
-        "model": MODEL,
-        "completion_window": "24h",
-        "status": "completed",
-        "outcome": "completed",
-        "created_at": ended_s,
-        "expires_at": ended_s + DAY_S,
-        "in_progress_at": ended_s,
-        "finalizing_at": ended_s,
-        "completed_at": ended_s,
-        "ended_at": ended_s,
-        "planned_output_id": f"file-{name}",
-        "planned_error_id": "file-",
-        "output_file_id": f"file-{name}",
-        "total": LINES,
-        "completed": LINES,
-        "swept": 1,
-    }
+    output = f"file-{name}"
+    return dict.fromkeys(TIMES, ended_s) | {
+        "id": f"batch_{name}", "owner": "", "input_file": 0, "input_file_id": "file-",
+        "endpoint": "/v1/completions", "model": MODEL, "completion_window": "24h",
+        "status": "completed", "outcome": "completed", "expires_at": ended_s + DAY_S,
+        "planned_output_id": output, "planned_error_id": "file-", "output_file_id": output,
+        "total": LINES, "completed": LINES, "swept": 1,
+    }  # fmt: skip

@@ -1,7 +1,4 @@
-"""Draws docs/img/load-*.png: every shape of load with 4,000 requests, seed 0.
-
-Run as ``python -m benchmarks.client.pictures`` from the repository's root.
-"""
+"""docs/img/load-*.png: every shape of load with 4,000 requests, seed 0."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness.picture import command, plt
+from benchmarks.harness.picture import plt
 from client.report.pictures.shape import STYLE, draw_shape, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe, idc_curve
@@ -62,19 +59,10 @@ def dispersion(path: Path) -> Path:
     return save(figure, path)
 
 
-def draw(out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    made = [overview(out / "load-shapes.png"), dispersion(out / "load-dispersion.png")]
+def draw(folder: Path) -> None:
+    made = [overview(folder / "load-shapes.png"), dispersion(folder / "load-dispersion.png")]
     process = parse_arrivals("plan:high")
     times = process.unit_times(REQUESTS, np.random.SeedSequence(0)) / 10
-    made.append(draw_shape(times, REQUESTS / 10, out / "load-plan-high.png", "plan:high"))
+    made.append(draw_shape(times, REQUESTS / 10, folder / "load-plan-high.png", "plan:high"))
     for path in made:
         print(path)
-
-
-def main() -> None:
-    command(__doc__, draw)
-
-
-if __name__ == "__main__":
-    main()

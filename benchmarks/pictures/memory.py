@@ -1,7 +1,4 @@
-"""KV blocks over a run in which prompts begin alike: the picture of docs/memory.md.
-
-python -m benchmarks.prefix.picture
-"""
+"""KV blocks over a run in which prompts begin alike: the picture of docs/memory.md."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.bare import BareRun
-from benchmarks.harness.picture import command, plt, save
+from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
 from benchmarks.prefix.play import Loop, Prefixes, arriving, ttft_s
 from model import LoadOptions, load_model
@@ -30,7 +27,7 @@ def play(prefix_caching: bool) -> BareRun:
     return loop.play(arriving(work, arrivals_s))
 
 
-def draw(path: Path) -> None:
+def draw(folder: Path) -> None:
     figure, rows = plt.subplots(
         2, 1, figsize=(9, 5.4), sharex=True, sharey=True, layout="constrained"
     )
@@ -57,12 +54,4 @@ def draw(path: Path) -> None:
     figure.legend(
         *rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
     )
-    save(figure, path)
-
-
-def main() -> None:
-    command(__doc__, lambda folder: draw(folder / "memory.png"))
-
-
-if __name__ == "__main__":
-    main()
+    save(figure, folder / "memory.png")

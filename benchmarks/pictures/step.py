@@ -1,7 +1,4 @@
-"""The budget of a recorded step as a picture: docs/img/step.png.
-
-python -m benchmarks.kernels.step_picture
-"""
+"""The budget of a recorded step as a picture: docs/img/step.png."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from benchmarks.harness.picture import command, plt, save, without_frame
+from benchmarks.harness.picture import plt, save, without_frame
 from benchmarks.kernels.step import LINEARS, Part
 from benchmarks.limits import Limits
 
@@ -25,8 +22,8 @@ def kind(part: str) -> str:
     return part if part == "attention" else "everything else"
 
 
-def draw(recorded: Path, path: Path) -> None:
-    report = json.loads(recorded.read_text())
+def draw(folder: Path) -> None:
+    report = json.loads(RECORDED.read_text())
     limits, shape = Limits(**report["limits"]), report["shape"]
     (dtype,) = limits.operations_per_s
     parts = sorted((Part(**part) for part in report["parts"]), key=lambda part: part.seconds)
@@ -55,13 +52,4 @@ def draw(recorded: Path, path: Path) -> None:
         frameon=False,
     )
     without_frame(axis, "x")
-    axis.set_axisbelow(True)
-    save(figure, path)
-
-
-def main() -> None:
-    command(__doc__, lambda folder: draw(RECORDED, folder / "step.png"))
-
-
-if __name__ == "__main__":
-    main()
+    save(figure, folder / "step.png")

@@ -1,1 +1,0 @@
-"""A model in one separate process, in several, and when these die."""

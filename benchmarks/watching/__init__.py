@@ -1,1 +1,0 @@
-"""The live page: what a viewer costs, and the pictures of its documentation."""
