@@ -205,7 +205,7 @@ def create_app(
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     register_hooks(app, config, time.perf_counter, tracing, served.name)
-    register_metrics(app, metrics, manager, JobCollector(jobs))
+    register_metrics(app, metrics, manager, lambda: engine.unused_gpu, JobCollector(jobs))
     register_openapi(app, keys=bool(config.keys))
     return app
 

@@ -5,7 +5,9 @@ Torch is imported here and not before, by the thread that will own the model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from seams import Model
 
 if TYPE_CHECKING:
     from models.part import Part
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
 
 class LoadError(Exception):
     """The model cannot be served; the message says why and what is allowed."""
+
+
+class LoadedModel(Model, Protocol):
+    """What its process needs of a model besides executing iterations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def info(self) -> Any: ...  # runtime.executor.ModelInfo
+
+    def warm_up(self) -> None: ...
 
 
 class ModelOptions(Protocol):
@@ -57,12 +71,7 @@ def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
-    from model import (
-        ContextError,
-        LoadOptions,
-        UnsupportedDtypeError,
-        load_model,
-    )
+    from model import LoadOptions, ModelOptionError, load_model
     from models.part import WHOLE
     from models.weights.source import CheckpointError
     from runtime.budget import KVMemoryError, WeightMemoryError
@@ -88,10 +97,9 @@ def load_local_model(
         )
     except (
         CheckpointError,
-        ContextError,
         DeviceError,
         KVMemoryError,
-        UnsupportedDtypeError,
+        ModelOptionError,
         WeightMemoryError,
     ) as error:
         raise LoadError(str(error)) from error

@@ -60,12 +60,8 @@ DTYPES = {
 SHARED_WORK_PARAMETERS = 20e6
 
 
-class UnsupportedDtypeError(Exception):
-    """The device has no kernels for the precision; the message says what is allowed."""
-
-
-class ContextError(Exception):
-    """The model's context is shorter than what was asked for; the message has both."""
+class ModelOptionError(Exception):
+    """An option does not fit the model or the device; the message says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +80,21 @@ class LoadOptions:
     max_model_len: int | None = None  # None: the model's context
     speculate: int = 0  # most drafts of a row
 
+    @property
+    def most_rows(self) -> int:
+        """Of an iteration: drafts are rows, too."""
+        return max(self.max_batch_size, 1 + self.speculate)
+
 
 @returning_what_is_freed()
 def load_model(options: LoadOptions) -> Executor:
     """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
-    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError,
-    ContextError and UnsupportedDtypeError."""
+    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError and
+    ModelOptionError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
-        raise UnsupportedDtypeError(
+        raise ModelOptionError(
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
@@ -112,25 +113,29 @@ def load_model(options: LoadOptions) -> Executor:
     embedding = block_embedding if stored is BLOCK_LAYERS else None
     network = load(source, options.part, dtype, stored, embedding)
     limit_context(network, context)
-    kernel, graphs = None, False
+    kernel, graphs = None, options.graphs and options.part == WHOLE
+    unused = chosen.unused_gpu and f"the model runs on a CPU: {chosen.unused_gpu}"
     if device.type == "cuda":
         found = check(device, heads)
-        kernel, graphs = found.kernel is None, options.graphs and found.graphs is None
+        kernel = found.kernel is None
+        unused = found.unused if graphs or not kernel else None
+        graphs = graphs and found.graphs is None
         torch.cuda.set_device(device)  # on which Triton and NCCL launch
     network.to(device)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
         connect(network, options.part, invariant=options.speculate > 0)
     parameters = count_parameters(source.config)
-    if (
-        parameters / options.part.shards < SHARED_WORK_PARAMETERS
-        and "OMP_NUM_THREADS" not in os.environ
-    ):
+    is_small = parameters / options.part.shards < SHARED_WORK_PARAMETERS
+    if is_small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
     model = kind(network, dtype, options.model, kernel=kernel, speculate=options.speculate)
-    model.info = replace(model.info, parameters=parameters, unused_gpu=chosen.unused_gpu)
-    reserve_memory(model, options, device, graphs=graphs and kernel is True)
+    graphs = graphs and kernel is True
+    reserve_memory(model, options, device, graphs=graphs)
+    if graphs and model.gpu is not None:
+        unused = model.gpu.record_graphs(options.most_rows)
+    model.info = replace(model.info, parameters=parameters, unused_gpu=unused)
     if model.num_blocks * model.block_tokens < context:
         log.warning(
             "the KV memory holds %d tokens, and the context has %d: longer requests are refused "
@@ -143,10 +148,10 @@ def load_model(options: LoadOptions) -> Executor:
 
 
 def context_of(options: LoadOptions, most: int) -> int:
-    """Raises ContextError. `most`: tokens of the model's own context."""
+    """Raises ModelOptionError. `most`: tokens of the model's own context."""
     context = options.max_model_len or most
     if context > most:
-        raise ContextError(
+        raise ModelOptionError(
             f"--max-model-len is {context}, and the context of '{options.model}' has "
             f"{most} tokens; allowed: up to {most}"
         )
@@ -157,7 +162,7 @@ def dtypes_of(
     options: LoadOptions, source: WeightSource, device: torch.device
 ) -> tuple[torch.dtype, StoredLayers]:
     """What the network computes in, and the types of quantised weights that it holds. Raises
-    UnsupportedDtypeError."""
+    ModelOptionError."""
     found = types_of(source) if options.dtype == "auto" and device.type == "cpu" else set()
     stored: StoredLayers = {}
     if options.dtype == "int8" or "int8" in found:
@@ -170,7 +175,7 @@ def dtypes_of(
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
     if dtype == torch.float16 and source.config.overflows_float16:
         if options.dtype != "auto":
-            raise UnsupportedDtypeError(
+            raise ModelOptionError(
                 f"--dtype float16 with model '{options.model}': its values exceed float16; "
                 "allowed: auto, float32, bfloat16"
             )
@@ -181,16 +186,14 @@ def dtypes_of(
 def reserve_memory(
     model: Executor, options: LoadOptions, device: torch.device, *, graphs: bool
 ) -> None:
-    """Of keys and values, and of CUDA graphs, which it records. Raises KVMemoryError."""
+    """Of keys and values, beside that of CUDA graphs. Raises KVMemoryError."""
     rows = options.max_batch_size
-    most_rows = max(rows, 1 + options.speculate)  # drafts are rows, too
-    graphs = graphs and options.part == WHOLE
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)
     elif device.type == "cuda":
-        needed_bytes = worst_activation_bytes(model, most_rows)
+        needed_bytes = worst_activation_bytes(model, options.most_rows)
         if graphs:
-            needed_bytes += model.graph_bytes(most_rows)
+            needed_bytes += model.graph_bytes(options.most_rows)
         blocks = gpu_blocks(model.shape, rows, model.context, needed_bytes)
     else:
         blocks = cpu_blocks(model.shape, rows, model.context)
@@ -201,8 +204,6 @@ def reserve_memory(
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
-    if graphs and model.gpu is not None:
-        model.gpu.record_graphs(most_rows)
 
 
 def types_of(source: WeightSource) -> set[str]:

@@ -12,7 +12,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import get_args
@@ -37,13 +37,7 @@ from telemetry.totals import Totals
 
 DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
 LENGTH_BUCKETS = 100
-REFUSED = {
-    400: "validation",
-    413: "validation",
-    415: "validation",
-    422: "validation",
-    429: "overloaded",
-}
+REFUSED = {**dict.fromkeys((400, 413, 415, 422), "validation"), 429: "overloaded"}
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
 CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
@@ -296,31 +290,36 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     yield GaugeMetricFamily("tgi_batch_current_size", "Running requests", counts["running"])
     if manager.model is not None:
         memory, size = manager.memory, manager.memory.block_tokens
-        for names, text, value in (
-            (("tgi_batch_current_max_tokens", "eb_kv_used_tokens"), "KV taken", memory.used * size),
-            (
-                ("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"),
-                "KV budget",
-                memory.num_blocks * size,
-            ),
-        ):
-            yield from (GaugeMetricFamily(name, f"{text}, in tokens", value) for name in names)
+        used, budget = memory.used * size, memory.num_blocks * size
+        yield GaugeMetricFamily("tgi_batch_current_max_tokens", "KV taken, in tokens", used)
+        yield GaugeMetricFamily("eb_kv_used_tokens", "KV taken, in tokens", used)
+        yield GaugeMetricFamily("tgi_batch_max_total_tokens", "KV budget, in tokens", budget)
+        yield GaugeMetricFamily("eb_kv_budget_tokens", "KV budget, in tokens", budget)
 
 
 class _Collector(Collector):
-    def __init__(self, metrics: Metrics, manager: BatchingManager) -> None:
-        self._metrics, self._manager = metrics, manager
+    def __init__(
+        self, metrics: Metrics, manager: BatchingManager, unused_gpu: Callable[[], str | None]
+    ) -> None:
+        self._metrics, self._manager, self._unused_gpu = metrics, manager, unused_gpu
 
     def collect(self) -> list[Metric]:
-        return self._metrics.families(self._manager)
+        text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
+        unused = GaugeMetricFamily("eb_unused_gpu", text, self._unused_gpu() is not None)
+        return [*self._metrics.families(self._manager), unused]
 
 
 def register_metrics(
-    app: Flask, metrics: Metrics, manager: BatchingManager, *others: Collector
+    app: Flask,
+    metrics: Metrics,
+    manager: BatchingManager,
+    unused_gpu: Callable[[], str | None],
+    *others: Collector,
 ) -> None:
-    """The metrics page, and a count of refused requests. `others`: further metrics on the page."""
+    """The metrics page, and a count of refused requests. `unused_gpu`: as in
+    runtime.executor.ModelInfo; `others`: further metrics on the page."""
     registry = CollectorRegistry()
-    for collector in (_Collector(metrics, manager), *others):
+    for collector in (_Collector(metrics, manager, unused_gpu), *others):
         registry.register(collector)
 
     @app.get("/metrics")

@@ -59,7 +59,7 @@ class ModelInfo:
     note: str | None
     kernels: dict[str, str]  # what computes the linear layers, by inputs x outputs; none on a GPU
     batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
-    unused_gpu: str | None = None  # why the machine's GPU is not used, and the remedy
+    unused_gpu: str | None = None  # what of the machine's GPU is not used, and why
     speculate: int = 0  # most drafts of a row
 
 

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from batching import LOOPS, BatchingManager, EngineFailedError
 from deferred.jobs import Jobs
 from engine.blocks import Ledger
 from engine.speculation import Speculation
 from generate.modes import make_ledger
-from loading import LoadError, load_local_model
+from loading import LoadedModel, LoadError, load_local_model
 from runtime.grammar.grammars import Grammars
 from scheduling.prediction.predictor import Predictor
-from seams import Model
 from serving.config import Config
 from serving.liveness import Limit, Liveness
 from telemetry.recording import Recording
@@ -46,18 +45,6 @@ RECORD_S = 5.0  # to write the last lines of --record
 COLLECT_AFTER = 10_000  # new objects; Python's default is 700
 ABORT_S = 5.0  # for an iteration whose requests were given up
 LOOK_EVERY_S = 0.5  # whether the loop still advances
-
-
-class LoadedModel(Model, Protocol):
-    """What the server needs of a model besides executing iterations."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def info(self) -> Any: ...  # runtime.executor.ModelInfo
-
-    def warm_up(self) -> None: ...
 
 
 Load = Callable[[Config], LoadedModel]
@@ -127,6 +114,10 @@ class Engine:
         self.model: LoadedModel | None = None
         self.recording: Recording | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def unused_gpu(self) -> str | None:
+        return None if self.model is None else self.model.info.unused_gpu
 
     def start(self) -> None:
         self._thread.start()
@@ -225,10 +216,10 @@ class Engine:
         collect_less()
         url = self.config.url
         ready = f"ready: {self.config.mode} on {url}; see it work on {url}/watch"
-        if model.info.unused_gpu is None:
+        if self.unused_gpu is None:
             log.info("%s", ready)
         else:
-            log.warning("%s; the model runs on a CPU: %s", ready, model.info.unused_gpu)
+            log.warning("%s; %s", ready, self.unused_gpu)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()

@@ -129,10 +129,8 @@ class Models:
         model = self._by_layout[layout]
         if graphs not in self._devices:
             device = Device(self.network, self._pool, kernel=self.options.kernel)
-            if graphs:
-                device.record_graphs(self.rows)
-                if not device.has_graphs:
-                    raise RuntimeError("no graphs were recorded")
+            if graphs and (unused := device.record_graphs(self.rows)) is not None:
+                raise RuntimeError(unused)
             self._devices[graphs] = device
         model.gpu = self._devices[graphs]
         return model

@@ -122,6 +122,11 @@ def _begin(
     limits = wire.Limits(max_batch_size=options.max_batch_size)
     capacities = ranks.ask("Warmup", limits, options.deadline_s)
     first = found[0]
+    unused = [
+        f"{ranks.name(rank)}: {info.unused_gpu}"
+        for rank, info in enumerate(found)
+        if info.HasField("unused_gpu")
+    ]
     return Life(
         session,
         RemoteInfo(
@@ -132,7 +137,7 @@ def _begin(
             note=first.note if first.HasField("note") else None,
             kernels=dict(sorted(first.kernels.items())),
             batch_invariant=all(info.batch_invariant for info in found),
-            unused_gpu=first.unused_gpu if first.HasField("unused_gpu") else None,
+            unused_gpu="; ".join(unused) or None,
             speculate=min(info.speculate for info in found),
             address=options.address,
             shards=len(found),

@@ -54,8 +54,7 @@ def serve(
     if info.unused_gpu is None:
         log.info("ready: %s on %s", info.name, address)
     else:
-        told = "ready: %s on %s; the model runs on a CPU: %s"
-        log.warning(told, info.name, address, info.unused_gpu)
+        log.warning("ready: %s on %s; %s", info.name, address, info.unused_gpu)
     status = 0
     try:
         worker.run()

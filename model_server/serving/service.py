@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 
+from loading import LoadedModel
 from model_server.serving.worker import ShardFailedError, StaleSessionError, Worker
 from model_server.wire import messages, model_pb2_grpc
 from model_server.wire import model_pb2 as wire
-from seams import DeviceLostError, DeviceMemoryError, Model, Outcome
+from seams import DeviceLostError, DeviceMemoryError, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -23,17 +24,7 @@ T = TypeVar("T")
 LEASE_S = 3.0  # after so long without a call, another client may replace a session
 
 
-class ServedModel(Model, Protocol):
-    """What the server needs of a model besides executing iterations."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def info(self) -> Any: ...  # as runtime.executor.ModelInfo
-
-    def warm_up(self) -> None: ...
-
+class ServedModel(LoadedModel, Protocol):
     def forget(self) -> None: ...
 
 

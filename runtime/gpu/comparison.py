@@ -53,6 +53,7 @@ class Heads:
     head_dim: int
     block_tokens: int
     dtype: str
+    window: int | None = None  # as in runtime.cache.KVShape
 
     @classmethod
     def of(cls, heads: int, shape: KVShape) -> Heads:
@@ -61,9 +62,9 @@ class Heads:
 
     def pool(self, blocks: int, device: torch.device) -> KVPool:
         """Of one layer."""
+        sizes = (1, self.kv_heads, self.head_dim)
         dtype: torch.dtype = getattr(torch, self.dtype)
-        shape = KVShape(1, self.kv_heads, self.head_dim, dtype, device, self.block_tokens)
-        return KVPool(shape, blocks)
+        return KVPool(KVShape(*sizes, dtype, device, self.block_tokens, (self.window,)), blocks)
 
 
 class Case:
@@ -126,7 +127,8 @@ class Case:
             new, end = slice(span.first, span.first + span.length), span.start + span.length
             positions = torch.arange(span.start, end, device=q.device)[None]
             tables = table[None].to(q.device)
-            results.append(attend_rectangle(q[None, new].double(), *both, tables, positions)[0])
+            of = (q[None, new].double(), *both, tables, positions, self._heads.window)
+            results.append(attend_rectangle(*of)[0])
         return results, keys, values
 
     def copy_(self, other: Case) -> None:

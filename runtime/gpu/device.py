@@ -39,18 +39,13 @@ class Device:
             group = heads // pool.shape.kv_heads
             self._tile_tokens = queries_per_tile(pool.shape.dtype, pool.shape.head_dim) // group
 
-    @property
-    def has_graphs(self) -> bool:
-        return self.graphs is not None
-
     @torch.inference_mode()
-    def record_graphs(self, max_rows: int) -> None:
+    def record_graphs(self, max_rows: int) -> str | None:
         """Records iterations of up to `max_rows` rows, over the first block of the pool. They are
         not used without the kernel or the memory for them, or if they compute something else than
-        the network itself; the log gives the reason."""
+        the network itself: returns that, with the reason."""
         if not self._kernel:
-            log.warning("CUDA graphs are not used: the attention kernel is not used")
-            return
+            return "CUDA graphs are not used: the attention kernel is not used"
         config, shape = self._network.config, self._pool.shape
         buckets = Buckets(max_rows, config.context, self._tile_tokens)
         try:
@@ -61,9 +56,12 @@ class Device:
             reason = self._difference(self.graphs)
         except RuntimeError as error:  # also torch's for too little memory
             reason = str(error).partition("\n")[0]
-        if reason is not None:
-            self.graphs = None
-            log.warning("CUDA graphs are not used, but single launches: %s", reason)
+        if reason is None:
+            return None
+        self.graphs = None
+        unused = f"CUDA graphs are not used, but single launches: {reason}"
+        log.warning("%s", unused)
+        return unused
 
     def _difference(self, graphs: Graphs) -> str | None:
         """Compares a prompt, a decode, whose token is in flight, and a chunk beside the decode of

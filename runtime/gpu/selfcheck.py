@@ -37,12 +37,8 @@ SOURCES = (  # on which a result depends
     *("kernels/gpu/attention.py", "kernels/gpu/decoder.py", "kernels/gpu/layers.py"),
     *("kernels/gpu/sampling.py", "kernels/gpu/operators.py", "kernels/gpu/paged.py"),
     *("runtime/sampling/drawing.py", "runtime/sampling/sampler.py"),
-    *(
-        "runtime/gpu/paged.py",
-        "runtime/gpu/tuning.py",
-        "runtime/gpu/comparison.py",
-        "runtime/gpu/twins.py",
-    ),
+    *("runtime/gpu/paged.py", "runtime/gpu/tuning.py", "runtime/gpu/twins.py"),
+    "runtime/gpu/comparison.py",
 )
 TENSOR_CORES = (8, 0)  # compute capability from which Triton uses them for 16-bit numbers
 
@@ -54,6 +50,14 @@ class Verdict:
     kernel: str | None = None  # why the kernel is not used
     graphs: str | None = None  # why CUDA graphs are not used
     lasting: bool = True  # the next start would find the same
+
+    @property
+    def unused(self) -> str | None:
+        """What of the GPU is not used, and why."""
+        if self.kernel is not None:
+            without = "the attention kernel is not used, but torch's slower operators"
+            return f"{without}, without CUDA graphs: {self.kernel}"
+        return None if self.graphs is None else f"CUDA graphs are not used: {self.graphs}"
 
 
 def check(device: torch.device, heads: Heads) -> Verdict:
@@ -104,15 +108,8 @@ def unfit(capability: tuple[int, int], heads: Heads) -> str | None:
 
 
 def _told(found: Verdict, where: str) -> Verdict:
-    if found.kernel is not None:
-        log.warning(
-            "the attention kernel is not used, but torch's slower operators, without CUDA graphs: "
-            "%s%s",
-            found.kernel,
-            where,
-        )
-    elif found.graphs is not None:
-        log.warning("CUDA graphs are not used: %s%s", found.graphs, where)
+    if found.unused is not None:
+        log.warning("%s%s", found.unused, where)
     return found
 
 

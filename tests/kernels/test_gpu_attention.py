@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kernels.gpu.attention import attend
 from kernels.gpu.paged import attend_rectangle, queries_per_tile
+from runtime.gpu.comparison import Case, Heads
+from runtime.gpu.paged import PagedAttention
+from tests.kernels.conftest import DEVICE
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -28,52 +31,15 @@ def check(
     seed: int = 0,
 ) -> None:
     """`rows`: of each, the tokens before and the new ones."""
-    torch.manual_seed(seed)
-    blocks = [-(-(start + count) // BLOCK_TOKENS) for start, count in rows]
-    keys = torch.full((sum(blocks) + 1, BLOCK_TOKENS, kv_heads, dim), torch.nan, dtype=dtype)
-    values = keys.clone()
-    tables = torch.zeros(len(rows), max(blocks), dtype=torch.int32)
-    order = torch.randperm(len(keys)).int()
-    layout, slots, first, taken = [], [], 0, 0
-    for r, (start, count) in enumerate(rows):
-        tables[r, : blocks[r]] = order[taken : taken + blocks[r]]
-        n = torch.arange(start + count)
-        slot = tables[r, n // BLOCK_TOKENS].long() * BLOCK_TOKENS + n % BLOCK_TOKENS
-        for pool in (keys, values):
-            pool.flatten(0, 1)[slot[:start]] = torch.randn(start, kv_heads, dim).to(dtype)
-        slots.append(slot[start:])
-        layout.append((first, count, start + count))
-        first, taken = first + count, taken + blocks[r]
-    qkv = torch.randn(first, heads + 2 * kv_heads, dim).to(dtype)
-    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
-    tile = queries_per_tile(dtype, dim) // (heads // kv_heads)
-    singles = [(r, 0) for r, (_, count) in enumerate(rows) if count == 1]
-    pieces = [
-        (r, at) for r, (_, count) in enumerate(rows) if count > 1 for at in range(0, count, tile)
-    ]
-    actual = attend(
-        q,
-        k,
-        v,
-        keys,
-        values,
-        torch.cat(slots),
-        torch.tensor(layout, dtype=torch.int32),
-        tables,
-        torch.tensor(singles + pieces, dtype=torch.int32),
-        len(singles),
-        max((sum(rows[r]) for r, _ in singles), default=0),
-        window,
-    )
-    for r, ((start, count), (at, _, _)) in enumerate(zip(rows, layout, strict=True)):
-        of_row = slice(at, at + count)
-        pasts = keys.flatten(0, 1)[slots[r]], values.flatten(0, 1)[slots[r]]
-        assert torch.equal(pasts[0], k[of_row])
-        assert torch.equal(pasts[1], v[of_row])
-        positions = torch.arange(start, start + count)[None]
-        twin = attend_rectangle(q[of_row][None], keys, values, tables[r : r + 1], positions, window)
-        difference = (actual[of_row].float() - twin[0].float()).abs()
-        assert difference.max() <= TOLERANCE[dtype] * max(1.0, float(twin.float().abs().max()))
+    of = Heads(heads, kv_heads, dim, BLOCK_TOKENS, str(dtype).removeprefix("torch."), window)
+    case = Case(rows, of, queries_per_tile(dtype, dim) // (heads // kv_heads), DEVICE, seed)
+    results, keys, values = case.expected()
+    actual = case.attended(PagedAttention)
+    assert torch.equal(case.pool.keys[0].nan_to_num(), keys.nan_to_num())
+    assert torch.equal(case.pool.values[0].nan_to_num(), values.nan_to_num())
+    for span, expected in zip(case.spans, results, strict=True):
+        difference = (actual[span.first : span.first + span.length] - expected).abs()
+        assert difference.max() <= TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
 
 
 def test_one_launch_serves_prompts_chunks_and_decodes() -> None:

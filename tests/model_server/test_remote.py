@@ -176,11 +176,16 @@ def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path)
         assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
 
 
-def test_a_gpu_that_a_model_server_does_not_use_is_known_to_its_clients(tmp_path: Path) -> None:
-    shard = HashModel()
-    shard.info = replace(shard.info, unused_gpu="an NVIDIA GPU is here, but ...")
-    with served(shard, unix(tmp_path)) as server, connected(server.address) as model:
-        assert model.info.unused_gpu == "an NVIDIA GPU is here, but ..."
+def test_a_gpu_that_a_shard_does_not_use_is_known_to_its_clients(tmp_path: Path) -> None:
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
+    shard, why = HashModel(), "the attention kernel is not used: 1 new tokens over 99 differ"
+    shard.info = replace(shard.info, unused_gpu=why)
+    with (
+        served(HashModel(), addresses[0], addresses=addresses),
+        served(shard, addresses[1], addresses=addresses),
+        connected(addresses[0]) as model,
+    ):
+        assert model.info.unused_gpu == f"rank 1 ({addresses[1]}): {why}"
 
 
 def test_ranks_that_draw_different_tokens_are_an_error_with_a_name(tmp_path: Path) -> None:

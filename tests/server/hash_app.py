@@ -14,10 +14,10 @@ from pathlib import Path
 from flask import Flask
 
 from app import create_app
-from loading import LoadError
+from loading import LoadedModel, LoadError
 from serving.config import Config
 from serving.liveness import Limit
-from serving.thread import LoadedModel, find_remote_model
+from serving.thread import find_remote_model
 from tests.hash_model import HashModel
 from tests.hashed import VOCAB_SIZE
 from tests.scripted_model import ScriptedModel

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from generate.dynamic import lay_out
-from model import ContextError, LoadOptions, load_model
+from model import LoadOptions, ModelOptionError, load_model
 from runtime.budget import PROBED_TOKENS, worst_activation_bytes
 from runtime.executor import Executor
 from seams import Opening
@@ -52,7 +52,7 @@ def test_memory_is_planned_for_the_limit_and_tokens_stay_the_same(folder: Path) 
 
 
 def test_more_than_the_models_context_is_refused_with_both_numbers(folder: Path) -> None:
-    with pytest.raises(ContextError, match=rf"is 97, .* has {CONTEXT} tokens"):
+    with pytest.raises(ModelOptionError, match=rf"is 97, .* has {CONTEXT} tokens"):
         limited(folder, CONTEXT + 1)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from generate import dynamic, static
 from generate.modes import LayOut
-from model import LoadOptions, UnsupportedDtypeError, load_model
+from model import LoadOptions, ModelOptionError, load_model
 from seams import Opening
 from tests.bare import GREEDY, Bare, Open
 from tests.model.peer import LogitsTap, load, without_kernel
@@ -83,7 +83,7 @@ def test_a_sequence_is_resumed_and_prefilled_in_chunks(
 
 def test_gemma_in_float16_is_refused(checkpoints: dict[str, tuple[Path, Any]]) -> None:
     folder, _ = checkpoints["gemma3"]
-    with pytest.raises(UnsupportedDtypeError, match="its values exceed float16; allowed: auto"):
+    with pytest.raises(ModelOptionError, match="its values exceed float16; allowed: auto"):
         load_model(LoadOptions("dynamic", str(folder), "cpu", "float16", 0, max_batch_size=2))
 
 

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from model import LoadOptions, UnsupportedDtypeError, load_model
+from model import LoadOptions, ModelOptionError, load_model
 from requested import Sampling
 from runtime.executor import Executor
 from seams import Opening, Step
@@ -70,7 +70,5 @@ def test_a_model_says_that_its_weights_are_int8() -> None:
 
 def test_int8_on_a_gpu_is_refused_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch)
-    with pytest.raises(
-        UnsupportedDtypeError, match="allowed here: auto, float32, bfloat16, float16"
-    ):
+    with pytest.raises(ModelOptionError, match="allowed here: auto, float32, bfloat16, float16"):
         load("int8", device="cuda")

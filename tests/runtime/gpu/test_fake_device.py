@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from model import DynamicBatchingServerModel, ServerModel
-from models.gpt2 import GPTConfig
+from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
+from models.gpt2 import GPT, GPTConfig
+from models.weights.checkpoint import open_source
 from requested import Sampling
 from runtime.drafting.lookup import Lookup
 from runtime.executor import Executor
+from runtime.gpu.selfcheck import Verdict
 from seams import Drafts, Opening, Step
 from tests.runtime.gpu.fake import GPU, Operators, Traffic, fake_gpu, fake_network
+from tests.runtime.gpu.pretend import pretend_gpus
 
 CONFIG = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)
 KINDS = (ServerModel, DynamicBatchingServerModel)
@@ -23,6 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCKS = 3  # of each row
 PER_LAYER, AROUND, BESIDE_A_GRAPH = 8, 7, 4  # operators of a decode
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item"}
+WRONG = Verdict("off by 0.5", "off by 0.5")
 GREEDY, DRAWN = Sampling(temperature=0), Sampling()
 SETTINGS = {
     "greedy": GREEDY,
@@ -225,3 +229,40 @@ def test_a_graph_may_be_recorded() -> None:
 
 def memory_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+@pytest.mark.parametrize(
+    ("found", "recorded", "graphs", "told"),
+    [
+        (Verdict(), None, True, None),
+        (WRONG, None, True, "slower operators, without CUDA graphs: off by 0.5"),
+        (WRONG, None, False, "slower operators, without CUDA graphs: off by 0.5"),
+        (Verdict(graphs="stale"), None, True, "CUDA graphs are not used: stale"),
+        (Verdict(graphs="stale"), None, False, None),  # they were not asked for
+        (
+            Verdict(),
+            "15 new tokens differ",
+            True,
+            "CUDA graphs are not used, but single launches: 15",
+        ),
+    ],
+)
+def test_a_loaded_model_says_what_a_failed_check_leaves_unused(
+    found: Verdict,
+    recorded: str | None,
+    graphs: bool,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_gpus(monkeypatch)
+    monkeypatch.setattr("model.check", lambda *_: found)
+    monkeypatch.setattr(GPT, "to", lambda network, _: network)  # it is there
+    config = open_source("embedded", 0).config
+    assert isinstance(config, GPTConfig)
+    monkeypatch.setattr("model.load", lambda *_: fake_network(config, torch.float32))
+    asked = LoadOptions("dynamic", "embedded", "cuda", "float32", 0, 8, "16tokens", graphs=graphs)
+    with fake_gpu(), monkeypatch.context() as patch:
+        patch.setattr("runtime.gpu.device.Device._difference", lambda *_: recorded)
+        unused = load_model(asked).info.unused_gpu
+    assert (unused is None) == (told is None)
+    assert (told or "") in (unused or "")

@@ -81,9 +81,10 @@ def test_graphs_that_compute_something_else_are_not_used(
         graphs._hidden += 1
 
     monkeypatch.setattr(Graphs, "_run", wrong)
-    model.gpu.record_graphs(4)
-    assert not model.gpu.has_graphs
-    assert "CUDA graphs are not used, but single launches: 15 new tokens" in caplog.text
+    unused = str(model.gpu.record_graphs(4))
+    assert model.gpu.graphs is None
+    assert "CUDA graphs are not used, but single launches: 15 new tokens" in unused
+    assert unused in caplog.text
 
 
 def test_graphs_that_differ_for_a_chunk_beside_a_long_row_are_not_used(
@@ -94,7 +95,7 @@ def test_graphs_that_differ_for_a_chunk_beside_a_long_row_are_not_used(
     model.allocate(1)
     assert model.gpu is not None
     model.gpu.record_graphs(4)
-    assert model.gpu.has_graphs
+    assert model.gpu.graphs is not None
     run = Graphs._run
 
     def wrong(graphs: Graphs, bucket: Bucket) -> None:
@@ -104,7 +105,7 @@ def test_graphs_that_differ_for_a_chunk_beside_a_long_row_are_not_used(
 
     monkeypatch.setattr(Graphs, "_run", wrong)
     model.gpu.record_graphs(4)
-    assert not model.gpu.has_graphs
+    assert model.gpu.graphs is None
     assert "17 new tokens over 256 others differ" in caplog.text
 
 
@@ -121,14 +122,13 @@ def test_without_graphs_a_model_serves_and_the_log_says_why(
     assert model.gpu is not None
     monkeypatch.setattr("runtime.gpu.device.Graphs", failing)
     model.gpu.record_graphs(4)
-    assert not model.gpu.has_graphs
+    assert model.gpu.graphs is None
     assert str(error) in caplog.text
     model.warm_up()
     plain = make(kernel=False).gpu
     assert plain is not None
-    plain.record_graphs(4)
-    assert not plain.has_graphs
-    assert "the attention kernel is not used" in caplog.text
+    assert "the attention kernel is not used" in str(plain.record_graphs(4))
+    assert plain.graphs is None
 
 
 def test_the_memory_of_graphs_is_measured_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_the_memory_of_graphs_is_measured_and_given_back(monkeypatch: pytest.Mon
     model = make()
     assert model.graph_bytes(2) == 300
     assert model.gpu is not None
-    assert not model.gpu.has_graphs
+    assert model.gpu.graphs is None
     assert model.num_blocks == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton.runtime.interpreter import GridExecutor
 
 import runtime.sampling.sampler
 from model import DynamicBatchingServerModel
@@ -13,6 +12,7 @@ from models.gpt2 import GPT, GPTConfig
 from requested import Sampling
 from runtime.executor import Executor
 from seams import Opening, Step
+from tests.kernels.launches import launched
 from tests.runtime.gpu.fake import Operators
 
 PER_LAYER, MERGE = 8, 1
@@ -28,14 +28,6 @@ def launches(layers: int, past: int) -> int:
     model.pool.values.zero_()
     known = [1] * (past + 1)
     model.open([Opening(i, known, 1, Sampling(temperature=0)) for i in range(2)])
-    triton = 0
-    launch = GridExecutor.__call__
-
-    def counting(*args: object, **kwargs: object) -> None:
-        nonlocal triton
-        triton += 1
-        launch(*args, **kwargs)
-
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(
             runtime.sampling.sampler, "sampling_library", lambda: None
@@ -43,11 +35,10 @@ def launches(layers: int, past: int) -> int:
         # inference mode hides operators
         patch.setattr(Executor, "start", Executor.start.__wrapped__)  # type: ignore[attr-defined]
         model.start([Step(i, past, 1, True, range(i * each, (i + 1) * each)) for i in range(2)], ())
-        patch.setattr(GridExecutor, "__call__", counting)
-        with Operators() as called:
+        with Operators() as called, launched() as ours:
             model.start([Step(i, past + 1, 1, True, ()) for i in range(2)], ())
-    assert triton
-    return triton + sum(not operator.ours for operator in called.launched)
+    assert ours
+    return len(ours) + sum(not operator.ours for operator in called.launched)
 
 
 @pytest.mark.parametrize(("past", "most"), [(20, PER_LAYER), (300, PER_LAYER + MERGE)])
