@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import ConfigDict, Field, InstanceOf
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from api.defaults import SamplingDefaults
@@ -45,10 +45,7 @@ MOST_DEADLINE_S = 30 * 86_400
 class InferenceRequest(Signals):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
-    prompt: Annotated[
-        InstanceOf[str], Field(min_length=1, description="a string of at least one character")
-    ]
+    prompt: Annotated[str, Field(min_length=1, description="a string of at least one character")]
     num_tokens: Count = Field(
         description="a whole number from 1 to the model's context less the prompt's tokens"
     )

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field, InstanceOf
+from pydantic import BaseModel, Field
 from werkzeug.datastructures import Headers
 
 from api.http.errors import ApiError, show
@@ -28,8 +28,8 @@ SALT = secrets.token_bytes(16)
 class Signals(BaseModel):
     """None: left out. Policies that do not use a field ignore it."""
 
-    user: InstanceOf[str] | None = Field(None, description="a string (as a header: X-User-Id)")
-    program: InstanceOf[str] | None = Field(
+    user: str | None = Field(None, description="a string (as a header: X-User-Id)")
+    program: str | None = Field(
         None, description="a string that the calls of one program share (as a header: X-Program-Id)"
     )
     priority: Priority | None = Field(
@@ -97,6 +97,6 @@ def _number(*names: str) -> int:
         return 0
     digest = hashlib.blake2b(key=SALT, digest_size=8)
     for name in names:
-        told = name.encode(errors="surrogatepass")
+        told = name.encode()
         digest.update(len(told).to_bytes(8) + told)
     return int.from_bytes(digest.digest()) >> 1

@@ -29,7 +29,6 @@ from api.openai.fields.messages import (
     Filled,
     RefusalPart,
     TemplateNames,
-    Text,
 )
 from api.openai.fields.shared import GenerationRequest, StreamOptions, Verbosity, left_out
 from api.openai.fields.tools import MOST_NAME, MOST_TOOLS, NAME
@@ -55,11 +54,11 @@ LOGPROBS: Includable = "message.output_text.logprobs"
 
 class Part(BaseModel):
     type: Literal["input_text", "output_text"]
-    text: Text
+    text: str
 
 
 Content = (
-    Text
+    str
     | Annotated[
         list[Annotated[Part | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)
     ]
@@ -70,7 +69,7 @@ class MessageItem(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: Text | None = None
+    id: str | None = None
 
 
 class CallItem(BaseModel):
@@ -79,19 +78,19 @@ class CallItem(BaseModel):
     name: Filled
     namespace: Filled | None = None
     arguments: Arguments
-    id: Text | None = None
+    id: str | None = None
 
 
 class CallOutputItem(BaseModel):
     type: Literal["function_call_output"]
     call_id: Filled
     output: Content
-    id: Text | None = None
+    id: str | None = None
 
 
 class Thought(BaseModel):
     type: Literal["reasoning_text"]
-    text: Text
+    text: str
 
 
 class ReasoningItem(BaseModel):
@@ -99,7 +98,7 @@ class ReasoningItem(BaseModel):
 
     type: Literal["reasoning"]
     content: Annotated[list[Thought], Field(fail_fast=True)] | None = None
-    id: Text | None = None
+    id: str | None = None
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
@@ -155,8 +154,8 @@ class TextOptions(BaseModel):
 
 
 class ReasoningOptions(BaseModel):
-    effort: Text | None = None
-    summary: Text | None = None  # none is made: the reasoning itself is shown
+    effort: str | None = None
+    summary: str | None = None  # none is made: the reasoning itself is shown
 
 
 class Tool(BaseModel):
@@ -164,7 +163,7 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=NAME)]
-    description: Text | None = None
+    description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -189,7 +188,7 @@ class Namespace(BaseModel):
 
     type: Literal["namespace"]
     name: Annotated[str, Field(pattern=NAME)]
-    description: Text | None = None
+    description: str | None = None
     tools: Annotated[
         list[Annotated[_Function | _Other, Discriminator(_kind_of_tool)]],
         Field(max_length=MOST_TOOLS, fail_fast=True),
@@ -226,7 +225,7 @@ class ResponseRequest(GenerationRequest):
         f"contents included: types {', '.join(ITEMS)}, with a text or parts of types "
         f"{', '.join(PARTS)}"
     )
-    instructions: Text | None = Field(None, description="a string")
+    instructions: str | None = Field(None, description="a string")
     previous_response_id: Filled | None = Field(None, description="the id of a stored response")
     store: bool | None = Field(None, description="true or false; true by default")
     background: bool | None = Field(None, description="true or false")

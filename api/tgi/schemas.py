@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.http.errors import ApiError, show
 from api.limits import (
@@ -44,9 +44,7 @@ MOST_UNKNOWN = 8  # of them that a request may have logged
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
-# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
-Text = InstanceOf[str]
-Texts = Annotated[list[Text], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Grammar(BaseModel):
@@ -55,7 +53,7 @@ class Grammar(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["json", "json_object", "json_schema", "regex"]
-    value: dict[str, Any] | Text
+    value: dict[str, Any] | str
 
     def constraint(self) -> Constraint:
         """Raises GrammarError."""
@@ -117,13 +115,13 @@ class _Request(BaseModel):
 
 
 class GenerateRequest(_Request):
-    inputs: Text = Field(description="a string")
+    inputs: str = Field(description="a string")
 
 
 class CompatRequest(_Request):
     """`POST /`: also several texts, and the choice of a stream."""
 
-    inputs: Text | Texts = Field(description="a string or an array of strings")
+    inputs: str | Texts = Field(description="a string or an array of strings")
     stream: bool | None = Field(None, description="true or false")
 
 

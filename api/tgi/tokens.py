@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
-from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames, Text
+from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.tools import TOOLS, Tools
 from api.openai.offer import offer_of
@@ -43,7 +43,7 @@ class ChatPieces(TypedDict):
 class _TokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    model: Text | None = Field(None, description="a string, see /v1/models")
+    model: str | None = Field(None, description="a string, see /v1/models")
     add_special_tokens: bool | None = Field(
         None, description="false leaves out the token that begins every prompt, if there is one"
     )
@@ -51,7 +51,7 @@ class _TokenizeRequest(BaseModel):
 
 
 class TokenizeText(_TokenizeRequest):
-    prompt: Text = Field(description="a string")
+    prompt: str = Field(description="a string")
 
 
 class TokenizeChat(_TokenizeRequest):
@@ -74,7 +74,7 @@ class Tokens(TypedDict):
 class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    model: Text | None = Field(None, description="a string, see /v1/models")
+    model: str | None = Field(None, description="a string, see /v1/models")
     tokens: list[CountOrZero] = Field(fail_fast=True, description="an array of token ids")
 
 

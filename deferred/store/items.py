@@ -192,9 +192,7 @@ def _groups(items: Iterable[NewItem]) -> Iterator[list[NewItem]]:
 
 
 def _digest(custom_id: str) -> bytes:
-    # JSON can hold a lone surrogate, which UTF-8 cannot encode
-    data = custom_id.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
 def _duplicates(

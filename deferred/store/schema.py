@@ -26,7 +26,7 @@ CHUNK_BYTES = 2**20
 
 class Json(TypeDecorator[Any]):
     """A value as ASCII JSON. Clients' strings are stored this way too: they may contain NUL, which
-    PostgreSQL cannot store, or a lone surrogate, which neither database can."""
+    PostgreSQL cannot store."""
 
     impl = Text
     cache_ok = True

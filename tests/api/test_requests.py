@@ -238,7 +238,7 @@ def test_any_bytes_are_answered_or_refused_with_a_sentence(
 
 
 @given(
-    prompt=st.text(st.characters(exclude_categories=()), min_size=1, max_size=30),
+    prompt=st.text(min_size=1, max_size=30),
     num_tokens=st.integers(1, 40),
     seed=st.integers(-(2**63), 2**64 - 1),
     top_p=st.floats(0, 1),
@@ -247,7 +247,6 @@ def test_any_bytes_are_answered_or_refused_with_a_sentence(
 def test_any_valid_request_gets_exactly_its_tokens_streamed_or_not(
     client: FlaskClient, prompt: str, num_tokens: int, seed: int, top_p: float, top_k: int
 ) -> None:
-    prompt = json.loads(json.dumps(prompt))  # JSON makes one character of a surrogate pair
     body = {
         "prompt": prompt,
         "num_tokens": num_tokens,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from api.http.errors import ApiError
 from api.limits import at_most
@@ -18,9 +18,8 @@ from runtime.grammar.grammars import GrammarError
 MOST_CHOICES = 4096
 MOST_FIELDS = 16  # of structured_outputs, right or wrong
 
-Text = InstanceOf[str]
 Schema = dict[str, Any]
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
 
 RESPONSE_FORMAT = (
     "an object with type: 'text', 'json_object' (a schema may stand in its schema), 'json_schema' "
@@ -46,15 +45,15 @@ class TextFormat(_Format):
 
 class ObjectFormat(_Format):
     type: Literal["json_object"]
-    of: Schema | Text | None = Field(
+    of: Schema | str | None = Field(
         None,
         validation_alias=AliasChoices("schema", "value"),  # llama.cpp's and others', TGI's
     )
 
 
 class NamedSchema(_Format):
-    name: Text | None = None
-    description: Text | None = None
+    name: str | None = None
+    description: str | None = None
     of: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -68,12 +67,12 @@ class SchemaFormat(_Format):
 
 class ValueFormat(_Format):
     type: Literal["json"]
-    value: Schema | Text
+    value: Schema | str
 
 
 class RegexFormat(_Format):
     type: Literal["regex"]
-    value: Text
+    value: str
 
 
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat | ValueFormat | RegexFormat
@@ -82,11 +81,11 @@ ResponseFormat = TextFormat | ObjectFormat | SchemaFormat | ValueFormat | RegexF
 class _StructuredOutputs(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    of_schema: Schema | Text | None = Field(None, alias="json")
+    of_schema: Schema | str | None = Field(None, alias="json")
     json_object: bool | None = None
-    regex: Text | None = None
+    regex: str | None = None
     choice: Choices | None = None
-    grammar: Text | None = None
+    grammar: str | None = None
 
 
 StructuredOutputs = Annotated[_StructuredOutputs, at_most(MOST_FIELDS)]

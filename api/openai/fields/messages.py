@@ -13,7 +13,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    InstanceOf,
     model_validator,
 )
 from pydantic_core import from_json
@@ -41,19 +40,17 @@ TEMPLATE_NAMES = (
     f"characters of JSON, nested at most {MOST_DEPTH} deep"
 )
 
-# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
-Text = InstanceOf[str]
-Filled = Annotated[Text, Field(min_length=1)]
+Filled = Annotated[str, Field(min_length=1)]
 
 
 class TextPart(BaseModel):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class RefusalPart(BaseModel):
     type: Literal["refusal"]
-    refusal: Text
+    refusal: str
 
     @property
     def text(self) -> str:
@@ -67,7 +64,7 @@ def _shallow(arguments: Any) -> Any:
 
 
 # JSON, or an object as in older versions of TGI
-Arguments = Text | Annotated[dict[str, Any] | list[Any], AfterValidator(_shallow)] | None
+Arguments = str | Annotated[dict[str, Any] | list[Any], AfterValidator(_shallow)] | None
 
 
 def _small(names: dict[str, Any]) -> dict[str, Any]:
@@ -116,18 +113,18 @@ class MessageCall(BaseModel):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-Content = Text | Annotated[list[TextPart], Field(fail_fast=True)]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def text_of(content: Text | Sequence[TextPart | RefusalPart] | None) -> str:
+def text_of(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
 
 
 class _Message(BaseModel):
-    content: Text | Sequence[TextPart | RefusalPart] | None
-    name: Text | None = None
+    content: str | Sequence[TextPart | RefusalPart] | None
+    name: str | None = None
 
     @property
     def text(self) -> str:
@@ -139,7 +136,7 @@ class Prediction(BaseModel):
 
     type: Literal["content"]
     content: (
-        Text
+        str
         | Annotated[
             list[TextPart], Field(max_length=MOST_MESSAGES, fail_fast=True), at_most(MOST_MESSAGES)
         ]
@@ -157,15 +154,15 @@ class GivenMessage(_Message):
 class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: (
-        Text
+        str
         | Annotated[
             list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
             Field(fail_fast=True),
         ]
         | None
     ) = None
-    refusal: Text | None = None
-    reasoning_content: Text | None = Field(
+    refusal: str | None = None
+    reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
     tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None

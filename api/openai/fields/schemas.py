@@ -23,7 +23,6 @@ from api.openai.fields.messages import (
     Messages,
     Prediction,
     TemplateNames,
-    Text,
     text_of,
 )
 from api.openai.fields.shared import GenerationRequest, Verbosity, left_out
@@ -95,7 +94,7 @@ class ChatRequest(GenerationRequest):
     )
     chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
     add_generation_prompt: bool | None = Field(None, description="true or false")
-    reasoning_effort: Text | None = Field(None, description="a string")
+    reasoning_effort: str | None = Field(None, description="a string")
     verbosity: Verbosity | None = Field(None, description="'low', 'medium' or 'high'")
     audio: None = left_out()
     prediction: Prediction | None = Field(None, description=PREDICTION)

@@ -44,7 +44,6 @@ from api.openai.fields.constraints import (
     Schema,
     StructuredOutputs,
 )
-from api.openai.fields.messages import Text
 from api.signals import Signals
 from requested import Constraint, Sampling, ServiceClass
 
@@ -53,7 +52,7 @@ MOST_STOPS = 16  # OpenAI: 4
 MOST_STOP_TOKENS = 256
 MOST_BIASES = 1024
 
-Stop = Annotated[Text, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 
 
 Verbosity = Literal["low", "medium", "high"]
@@ -104,7 +103,7 @@ class GenerationRequest(NotOffered):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    model: Text | None = Field(None, description="a string, see /v1/models")
+    model: str | None = Field(None, description="a string, see /v1/models")
     n: int | None = Field(
         None, ge=1, le=MOST_CHOICES, description=f"a whole number from 1 to {MOST_CHOICES}"
     )
@@ -152,14 +151,14 @@ class GenerationRequest(NotOffered):
 
     response_format: ResponseFormat | None = Field(None, description=RESPONSE_FORMAT)
     structured_outputs: StructuredOutputs | None = Field(None, description=STRUCTURED_OUTPUTS)
-    guided_json: Schema | Text | None = Field(None, description=SCHEMA)
-    guided_regex: Text | None = Field(None, description=REGEX)
+    guided_json: Schema | str | None = Field(None, description=SCHEMA)
+    guided_regex: str | None = Field(None, description=REGEX)
     guided_choice: Choices | None = Field(None, description=CHOICES)
-    guided_grammar: Text | None = Field(None, description=GRAMMAR)
-    json_schema: Schema | Text | None = Field(None, description=SCHEMA)
-    regex: Text | None = Field(None, description=REGEX)
-    grammar: Text | None = Field(None, description=GRAMMAR)
-    ebnf: Text | None = Field(None, description=GRAMMAR)
+    guided_grammar: str | None = Field(None, description=GRAMMAR)
+    json_schema: Schema | str | None = Field(None, description=SCHEMA)
+    regex: str | None = Field(None, description=REGEX)
+    grammar: str | None = Field(None, description=GRAMMAR)
+    ebnf: str | None = Field(None, description=GRAMMAR)
 
     @property
     def choices(self) -> int:

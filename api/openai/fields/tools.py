@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field
 
-from api.openai.fields.messages import MOST_DEPTH, Filled, Text, nested_deeper
+from api.openai.fields.messages import MOST_DEPTH, Filled, nested_deeper
 from runtime.grammar.schemas import enforceable
 from text.tools.conversation import Tool as TemplateTool
 
@@ -38,7 +38,7 @@ def _of_objects(schema: dict[str, Any]) -> dict[str, Any]:
 
 class Function(BaseModel):
     name: Annotated[str, Field(pattern=NAME)]
-    description: Text | None = None
+    description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_of_objects)] | None = Field(
         None,
         validation_alias=AliasChoices("parameters", "arguments"),  # the latter as in TGI

@@ -52,7 +52,7 @@ def test_lines_that_are_there_already_change_nothing(store: JobStore) -> None:
     assert [item.custom_id for item in claim(store, 9)] == ["id-1", "id-2", "id-3"]
 
 
-@pytest.mark.parametrize("custom_id", ["", "a\0b", "\ud800", "é" * 5000, '"'])
+@pytest.mark.parametrize("custom_id", ["", "a\0b", "é" * 5000, '"'])
 def test_any_string_is_a_custom_id(store: JobStore, custom_id: str) -> None:
     batch_id = validating(store)
     items = [NewItem(1, custom_id, b"\x00\xff"), NewItem(2, custom_id + "x", b"")]
