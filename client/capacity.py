@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from client.analysis.backlog import Backlog
-from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
+from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, TOKENS, VALID, judge
 from client.analysis.metrics import Measured, measure
 from client.analysis.objectives import Objectives, parse_objectives
 from client.analysis.search import SearchError, bracket, evidence
@@ -78,6 +78,8 @@ class Search:
             verdict = judge(run, measured)
             if verdict.word == INVALID_CLIENT:
                 continue
+            if hidden := next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), ""):
+                raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
             played.append((measured, verdict.backlog))
             if verdict.word == FAILED or evidence(played).decided(share):
                 break

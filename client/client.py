@@ -27,7 +27,7 @@ from client.analysis.metrics import WarmUp, measure
 from client.analysis.objectives import Objectives, parse_objectives
 from client.load.deferred import JobRun, split
 from client.load.http.dialects import Native
-from client.load.http.target import Target, authorization, parse_target
+from client.load.http.target import Target, parse_target
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
@@ -189,12 +189,8 @@ def _one(target: Target, args: argparse.Namespace) -> int:
         body["seed"] = args.seed
     body |= target.dialect.options
     try:
-        answer = requests.post(
-            f"{target.url}/inference",
-            json=body,
-            headers=authorization(),
-            timeout=args.timeout_s or SILENCE_S,
-        )
+        timeout_s = args.timeout_s or SILENCE_S
+        answer = target.ask("POST", "/inference", json=body, timeout=timeout_s)
         data = answer.json()
     except requests.JSONDecodeError:
         say(f"error: {target.url}: not a response of this API: {answer.text[:200]}")

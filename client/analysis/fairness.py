@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 from client.analysis.statistics import Floats, jain, percentile
 
@@ -26,25 +27,16 @@ class Isolated:
 
 
 def fit_isolated(rows: Rows) -> Isolated:
-    """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative.
-
-    Coefficients that come out negative are dropped one by one and the rest fitted again.
-    """
+    """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative."""
     done = rows[rows["ok"]]
     if len(done) < 3:
         raise ValueError("at least three responses are needed to know the isolated latency")
     e2e = done["end_s"] - done["sent_s"]
     prompt, output = (np.nan_to_num(done[f"{kind}_tokens"]) for kind in ("prompt", "output"))
     design = np.column_stack([np.ones(len(done)), prompt, output])
-    active = [0, 1, 2] if prompt.all() else [0, 2]
-    coefficients = np.zeros(3)
-    while active:
-        weighted = design[:, active] / e2e[:, None]
-        solution = np.linalg.lstsq(weighted, np.ones(len(done)), rcond=None)[0]
-        if solution.min() >= 0:
-            coefficients[active] = solution
-            break
-        active.pop(int(np.argmin(solution)))
+    if not prompt.all():
+        design[:, 1] = 0
+    coefficients, _ = nnls(design / e2e[:, None], np.ones(len(done)))
     return Isolated(*(float(c) for c in coefficients))
 
 

@@ -120,7 +120,7 @@ def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None =
     late = requests["sent_s"] - requests["intended_s"]
     arrived = int(within.sum())
     good = good_sent = None
-    if objectives is not None and objectives.any():
+    if objectives is not None:
         inside = requests.where(within)
         good = int(meets(inside, objectives, "origin_s").sum())
         good_sent = int(meets(inside, objectives, "sent_s").sum())

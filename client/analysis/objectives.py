@@ -18,9 +18,6 @@ class Objectives:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
-    def any(self) -> bool:
-        return not (self.ttft_s is None and self.tpot_s is None and self.e2e_s is None)
-
 
 def parse_objectives(text: str) -> Objectives:
     """``ttft:500ms,tpot:50ms,e2e:10s``. A number needs its unit: 500 might be either."""

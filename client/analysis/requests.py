@@ -66,11 +66,6 @@ def table_of(outcomes: Sequence[Outcome]) -> Requests:
     )
 
 
-def joined(tables: Sequence[Requests]) -> npt.NDArray[Any]:
-    """The rows of several runs."""
-    return np.concatenate([table.rows for table in tables])
-
-
 def tokens_between(requests: Requests, start_s: float, end_s: float) -> int:
     """Tokens delivered in the window; a response without a stream delivers all at its end."""
     streamed = np.zeros(len(requests.rows), dtype=np.bool_)

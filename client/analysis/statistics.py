@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import bdtr, stdtrit
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,9 +59,7 @@ def percentile_interval(values: Floats, p: float) -> Interval | None:
     if value is None:
         return None
     n, q = values.size, p / 100
-    k = np.arange(1, n + 1)
-    steps = np.cumsum(np.log((n - k + 1) / k * q / (1 - q)))
-    at_most = np.cumsum(np.exp(n * math.log1p(-q) + np.concatenate([[0.0], steps])))  # binomial
+    at_most = bdtr(np.arange(n + 1.0), n, q)
     low, high = np.searchsorted(at_most, 0.025, "right"), np.searchsorted(at_most, 0.975)
     ordered = np.sort(values)
     return Interval(
@@ -128,46 +126,9 @@ def exponential(logs: Interval) -> Interval:
     return Interval(math.exp(logs.value), low, high)
 
 
-def best_ratio(a: Floats, b: Floats) -> Interval | None:
-    """The best row of ``a`` over the best row of ``b``: rows are loads, columns the same seeds.
-
-    Rows are compared by their geometric means. The interval is Student's, with the standard error
-    of a bootstrap over seeds that chooses both rows again in every sample (Efron and Tibshirani, An
-    Introduction to the Bootstrap, 6), times sqrt(n / (n - 1)), since resampled values spread less.
-    So with one row on each side it is that of `paired_ratio`. None as there.
-    """
-    n = a.shape[1]
-    if not n or not all(np.isfinite(rows).all() and (rows > 0).all() for rows in (a, b)):
-        return None
-    a, b = np.log(a), np.log(b)
-    value = float(a.mean(axis=1).max() - b.mean(axis=1).max())
-    if n == 1:
-        return exponential(Interval(value, None, None))
-    shares = _resampled(n)
-    again = (a @ shares).max(axis=0) - (b @ shares).max(axis=0)
-    half = student_t(n - 1) * float(again.std()) * math.sqrt(n / (n - 1))
-    return exponential(Interval(value, value - half, value + half))
-
-
-@lru_cache
-def _resampled(n: int) -> Floats:
-    """The shares of n values in 10,000 samples of them, drawn with replacement: (n, samples)."""
-    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=10_000).T / n
-
-
-@lru_cache
 def student_t(degrees: int) -> float:
-    """The two-sided 95 % quantile of Student's t, from its density summed by Simpson's rule.
-
-    Substituting t = sqrt(v) tan(a) makes the density cos(a)^(v-1) over a finite range.
-    """
-    angle = np.linspace(0, math.pi / 2, 20001)
-    density = np.cos(angle) ** (degrees - 1)
-    step = angle[1]
-    simpson = (density[:-2:2] + 4 * density[1:-1:2] + density[2::2]) * step / 3
-    mass = np.concatenate([[0.0], np.cumsum(simpson)])
-    at = float(np.interp(0.95, mass / mass[-1], angle[::2]))
-    return math.sqrt(degrees) * math.tan(at)
+    """The two-sided 95 % quantile of Student's t."""
+    return float(stdtrit(degrees, 0.975))
 
 
 def jain(values: Floats) -> float:

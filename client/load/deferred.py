@@ -15,8 +15,8 @@ from typing import Any
 
 import requests
 
-from client.load.http.dialects import OpenAI, Tgi
-from client.load.http.target import Target, authorization
+from client.load.http.dialects import OpenAI
+from client.load.http.target import Target
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Request, Workload, seal
 
@@ -76,10 +76,9 @@ def split(workload: Workload) -> tuple[Workload, list[Request]]:
 def job_lines(target: Target, deferred: list[Request]) -> tuple[str, bytes]:
     """The endpoint and the file. Asks for exactly the requested tokens if the server accepts
     ``ignore_eos``."""
-    if isinstance(target.dialect, Tgi):
-        raise SpecError("--deferred-as-batch: TGI has no Batch API")
-    is_openai = isinstance(target.dialect, OpenAI)
-    dialect = target.dialect if is_openai else OpenAI({"ignore_eos": True})
+    dialect = OpenAI({"ignore_eos": True}) if target.native else target.dialect
+    if not isinstance(dialect, OpenAI):
+        raise SpecError("--deferred-as-batch: TGI and the Responses API have no Batch API")
     endpoint = dialect.path(stream=False)
     lines = [
         {
@@ -97,7 +96,7 @@ class JobRun:
     """``start``, send a workload, ``end``."""
 
     def __init__(self, target: Target, deferred: list[Request]) -> None:
-        self._url = f"{target.url}/v1"
+        self._target = target
         self._lines = len(deferred)
         self._endpoint, self._content = job_lines(target, deferred)
         deadlines = [request.deadline_s for request in deferred]
@@ -165,9 +164,7 @@ class JobRun:
         )
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        answer = requests.request(
-            method, self._url + path, headers=authorization(), timeout=ANSWER_S, **options
-        )
+        answer = self._target.ask(method, f"/v1{path}", timeout=ANSWER_S, **options)
         if answer.status_code >= 400:
             passing = answer.status_code >= 500 or answer.status_code in PASSING
             kind = requests.HTTPError if passing else ValueError

@@ -21,7 +21,7 @@ import aiohttp
 
 from client.load.http.dialects import AnswerError
 from client.load.http.exchange import Context, Exchange, Progress
-from client.load.http.target import Target, authorization
+from client.load.http.target import Target
 from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Request, Workload
@@ -129,7 +129,7 @@ class _Player:
                 total=None, sock_connect=min(30.0, self.silence_s), sock_read=self.silence_s
             ),
             read_bufsize=_READ_BUFFER_BYTES,
-            headers=authorization(),
+            headers=self.context.target.headers,
         ) as session:
             start = self.context.start = begin()
             await asyncio.sleep(start - time.monotonic())

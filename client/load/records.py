@@ -18,10 +18,10 @@ class Outcome:
     """One request as the client saw it; all times in seconds from the start of the run.
 
     ``intended_s`` is None in a closed loop. ``deliveries`` holds (time, tokens) of each event
-    that carried tokens. ``left_s`` is when the client was done with the request, for any reason.
-    ``failure`` is None for a complete response; requests still running when the run was cut have
-    ``unfinished``. Without streaming ``first_s`` is the server's figure, and ``first_from`` says
-    so.
+    that carried tokens; ``unplaced`` tokens have no known time. ``left_s`` is when the client was
+    done with the request, for any reason. ``failure`` is None for a complete response; requests
+    still running when the run was cut have ``unfinished``. Without streaming ``first_s`` is the
+    server's figure, and ``first_from`` says so.
     """
 
     index: int
@@ -40,6 +40,7 @@ class Outcome:
     first_from: str
     failure: str | None
     unfinished: bool = False
+    unplaced: int = 0
 
     @property
     def ok(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import requests
 
-from client.load.http.target import Target, authorization
+from client.load.http.target import Target
 from client.load.live import say
 from client.workloads.words import Words, embedded_words
 
@@ -19,9 +19,7 @@ def served_words(target: Target) -> Words:
     known = embedded_words()
     body = {"inputs": known.question()}
     try:
-        answer = requests.post(
-            f"{target.url}/tokenize", json=body, headers=authorization(), timeout=_ANSWER_S
-        )
+        answer = target.ask("POST", "/tokenize", json=body, timeout=_ANSWER_S)
     except requests.RequestException:
         return known  # the run reports the reason
     if (tokens := _spans(answer)) is not None:

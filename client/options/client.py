@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--target",
         help="server, instead of IP and PORT: http://host:port, openai+http://...?model=m, "
-        "openai-chat+http://..., tgi+http://...",
+        "openai-chat+http://..., openai-responses+http://..., tgi+http://...",
     )
     load.add_argument(
         "--warmup", type=float, metavar="S",

@@ -42,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
         help="also send the load to a running server: name=openai+http://host:port?model=m, "
-        "openai-chat+http, tgi+http, or http for this project's API; repeatable",
+        "openai-chat+http, openai-responses+http, tgi+http, or http for this project's API; "
+        "repeatable",
     )  # fmt: skip
     p.add_argument(
         "--loads",

@@ -8,12 +8,12 @@ random numbers). The two-level plan is in ``plan.py``. Independent of prompts, f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
 
 from client.workloads.plan import LoadPlan
 from client.workloads.spec import build
@@ -108,7 +108,7 @@ class Weibull:
             log_ratio = math.lgamma(1 + 2 / k) - 2 * math.lgamma(1 + 1 / k)
             return log_ratio - math.log1p(self.cv**2)
 
-        return _bisect(excess, 0.1, 40.0)
+        return float(brentq(excess, 0.1, 40.0, xtol=1e-15))
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         k = self.shape
@@ -240,11 +240,3 @@ def horizon(process: ArrivalProcess, times: Times) -> float:
     if isinstance(process, (LoadPlan, Ramp)):
         return float(times.size)
     return float(times[-1]) if times.size else 0.0
-
-
-def _bisect(f: Callable[[float], float], low: float, high: float) -> float:
-    """The root of a decreasing function between two bounds."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f(middle) > 0 else (low, middle)
-    return (low + high) / 2

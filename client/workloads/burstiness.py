@@ -125,7 +125,4 @@ def idc_curve(times: Times, duration_s: float, points: int = 24) -> tuple[Times,
 
 
 def _correlation(x: Times, y: Times) -> float:
-    sx, sy = float(x.std()), float(y.std())
-    if x.size < 2 or sx == 0 or sy == 0:
-        return 0.0
-    return float(np.mean((x - x.mean()) * (y - y.mean())) / (sx * sy))
+    return float(np.corrcoef(x, y)[0, 1]) if x.size > 1 and x.std() * y.std() > 0 else 0.0

@@ -7,11 +7,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from client.workloads.spec import SpecError, build
 from client.workloads.words import Words, embedded_words
@@ -84,7 +84,7 @@ class Normal:
             raise ValueError("mean must be a number and sd a number >= 0")
 
     def at(self, levels: Levels) -> Sizes:
-        return _clip(self.mean + self.sd * _normal(levels), self.low, self.high)
+        return _clip(self.mean + self.sd * ndtri(levels), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Lognormal:
             raise ValueError("median must be > 0 and sigma >= 0")
 
     def at(self, levels: Levels) -> Sizes:
-        return _clip(self.median * np.exp(self.sigma * _normal(levels)), self.low, self.high)
+        return _clip(self.median * np.exp(self.sigma * ndtri(levels)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,6 @@ SIZE_LAWS: dict[str, type[SizeLaw]] = {
 def parse_sizes(text: str) -> SizeLaw:
     """``normal:100,50,1,200``, ``fixed:64``, ... as a law; SpecError says what is wrong."""
     return build(text, SIZE_LAWS, "sizes")
-
-
-def _normal(levels: Levels) -> Levels:
-    """The standard normal quantiles."""
-    quantile = NormalDist().inv_cdf
-    return np.fromiter((quantile(level) for level in levels.tolist()), np.float64, levels.size)
 
 
 def _clip(values: npt.NDArray[np.float64], low: int, high: int) -> Sizes:

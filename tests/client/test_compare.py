@@ -23,8 +23,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
 from client.comparison.runs import carry_out
 from client.comparison.schedule import Experiment
-from client.load.servers.processes import ROOT
-from client.load.servers.system import System, server_command
+from client.load.servers.system import System
 from client.options.compare import options_from, parser
 from client.report.__main__ import main as report
 from client.report.comparison import judged, write_comparison
@@ -34,14 +33,6 @@ from client.workloads.workload_file import read_workload
 from tests.client.conftest import StartServer, system
 
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
-
-
-def test_a_policy_is_a_separate_system() -> None:
-    command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
-    assert command == (
-        str(ROOT / "server.sh"), "dynamic", "--model", "embedded",
-        "--policy", "my.module:Mine", "--prefix-caching", "false", "--seed", "1",
-    )  # fmt: skip
 
 
 def test_shared_prefixes_are_one_option_of_a_comparison() -> None:

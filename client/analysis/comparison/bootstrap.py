@@ -1,4 +1,4 @@
-"""Ratios of pooled figures, whose intervals come from resampling blocks.
+"""Ratios of pooled figures and of the best of several, whose intervals come from resampling blocks.
 
 A block is a seed: the runs of all sides under the same workload. A tail of one run rests on a
 handful of requests, so the requests of all blocks are pooled, and the uncertainty of the ratio is
@@ -89,6 +89,27 @@ def pooled(values: Sequence[Floats], counts: npt.NDArray[np.int64], rank: float 
             ranked: Floats = top[np.argmax(reached, axis=1)]
             return ranked
         kept = min(2 * kept, together.size)
+
+
+def best_ratio(a: Floats, b: Floats) -> Interval | None:
+    """The best row of ``a`` over the best row of ``b``: rows are loads, columns the same seeds.
+
+    Rows are compared by their geometric means. The interval is Student's, with the standard error
+    of a bootstrap over seeds that chooses both rows again in every sample (Efron and Tibshirani, An
+    Introduction to the Bootstrap, 6), times sqrt(n / (n - 1)), since resampled values spread less.
+    So with one row on each side it is that of `paired_ratio`. None as there.
+    """
+    n = a.shape[1]
+    if not n or not all(np.isfinite(rows).all() and (rows > 0).all() for rows in (a, b)):
+        return None
+    a, b = np.log(a), np.log(b)
+    value = float(a.mean(axis=1).max() - b.mean(axis=1).max())
+    if n == 1:
+        return exponential(Interval(value, None, None))
+    shares = _counts(n, 10_000)[1:].T / n
+    again = (a @ shares).max(axis=0) - (b @ shares).max(axis=0)
+    half = student_t(n - 1) * float(again.std()) * math.sqrt(n / (n - 1))
+    return exponential(Interval(value, value - half, value + half))
 
 
 @lru_cache

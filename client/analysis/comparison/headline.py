@@ -14,6 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
+from client.analysis.comparison.bootstrap import best_ratio
 from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
 from client.analysis.comparison.summary import (
     TAIL,
@@ -30,7 +31,7 @@ from client.analysis.comparison.summary import (
 from client.analysis.figures import PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.objectives import Objectives
-from client.analysis.statistics import Interval, best_ratio
+from client.analysis.statistics import Interval
 
 
 def headline(

@@ -22,6 +22,7 @@ from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import (
     SATURATED,
     SEVERITY,
+    TOKENS,
     VALID,
     Void,
     judge,
@@ -30,7 +31,6 @@ from client.analysis.gates import (
 )
 from client.analysis.metrics import measure, shared_warm_up
 from client.analysis.objectives import Objectives
-from client.analysis.requests import joined
 from client.analysis.statistics import (
     Floats,
     Interval,
@@ -182,7 +182,8 @@ def _point(
     }
     fair = None
     if verdict != SATURATED:
-        fair = fairness(joined([r.measured.requests for r in runs]), calibration.isolated)
+        rows = np.concatenate([r.measured.requests.rows for r in runs])
+        fair = fairness(rows, calibration.isolated)
     own = name == calibration.baseline
     against = (
         verdict_of([r for runs in base.values() for r in runs])[0] if base and not own else None
@@ -196,7 +197,7 @@ def _point(
         seeds=tuple(sorted(r.seed for r in planned)),
         verdict=verdict,
         reasons=reasons,
-        voids=lag_gate([r.measured for r in runs]).voids,
+        voids=(*lag_gate([r.measured for r in runs]).voids, *_untold(runs)),
         throughput=rate_interval([r.measured.throughput for r in runs]),
         ratios={
             f.key: paired(mine, base, f) if both_keep_up else None
@@ -210,6 +211,12 @@ def _point(
         scalars={s.key: s.of(runs) for s in SCALARS},
         fairness=fair,
     )
+
+
+def _untold(runs: Sequence[Result]) -> tuple[Void, ...]:
+    """What cannot be known of servers that do not show when their tokens came."""
+    gates = (g for r in runs for g in r.verdict.gates if g.name == TOKENS)
+    return next((g.voids for g in gates if g.voids), ())
 
 
 def paired(

@@ -40,7 +40,6 @@ class Event:
     prompt_tokens: int | None = None
     first_s: float | None = None
     queue_s: float | None = None
-    text: str = ""
     last: bool = False
 
 
@@ -75,7 +74,7 @@ class Native:
             return self.answer(data)
         if "error" in data:
             raise AnswerError(str(data["error"]))
-        return Event(tokens=_count(data, "tokens"), text=str(data.get("text", "")))
+        return Event(tokens=_count(data, "tokens"))
 
     def answer(self, data: Json) -> Event:
         timing = data.get("timing", {})
@@ -84,7 +83,6 @@ class Native:
             prompt_tokens=_count_if_any(data, "prompt_tokens"),
             first_s=_seconds_if_any(timing, "ttft_s"),
             queue_s=_seconds_if_any(timing, "queue_s"),
-            text=str(data.get("generated", "")),
             last=True,
         )
 
@@ -128,24 +126,55 @@ class OpenAI:
     def event(self, data: Json) -> Event:
         if "error" in data:
             raise AnswerError(_message(data["error"]))
-        text = "".join(
-            (c.get("delta", {}).get("content") if self.chat else c.get("text")) or ""
-            for c in data.get("choices") or []
-        )
+        choices = data.get("choices") or []
+        generated = any(_generated(c.get("delta" if self.chat else "text")) for c in choices)
         usage = data.get("usage") or {}
         return Event(
-            tokens=1 if text else 0,
+            tokens=int(generated),
             total=_count_if_any(usage, "completion_tokens"),
             prompt_tokens=_count_if_any(usage, "prompt_tokens"),
-            text=text,
         )
 
     def answer(self, data: Json) -> Event:
-        choice = data["choices"][0]
         return Event(
             total=_count(data["usage"], "completion_tokens"),
             prompt_tokens=_count_if_any(data["usage"], "prompt_tokens"),
-            text=str(choice["message"]["content"] if self.chat else choice["text"]),
+            last=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIResponses:
+    """``/v1/responses``, which has no seed."""
+
+    options: Json
+    counted: str = "the server's usage.output_tokens"
+
+    def path(self, *, stream: bool) -> str:
+        return "/v1/responses"
+
+    def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        return {
+            "input": request.prompt,
+            "max_output_tokens": request.output_tokens,
+            "stream": stream,
+            **({"service_tier": "flex"} if request.service == "deferred" else {}),
+            **request.signals,
+            **self.options,
+        }
+
+    def event(self, data: Json) -> Event:
+        kind = str(data["type"])
+        if kind in ("error", "response.failed"):
+            raise AnswerError(_message(data.get("response", {}).get("error") or data))
+        if kind in ("response.completed", "response.incomplete"):
+            return self.answer(data["response"])
+        return Event(tokens=int(kind.endswith(".delta") and _generated(data["delta"])))
+
+    def answer(self, data: Json) -> Event:
+        return Event(
+            total=_count(data["usage"], "output_tokens"),
+            prompt_tokens=_count_if_any(data["usage"], "input_tokens"),
             last=True,
         )
 
@@ -176,9 +205,8 @@ class Tgi:
             raise AnswerError(_message(data["error"]))
         details = data.get("details") or {}
         return Event(
-            tokens=1,
+            tokens=int(bool(data["token"])),
             total=_count_if_any(details, "generated_tokens"),
-            text=str(data["token"].get("text", "")),
             last=data.get("generated_text") is not None,
         )
 
@@ -187,28 +215,39 @@ class Tgi:
         return Event(
             total=_count(data["details"], "generated_tokens"),
             prompt_tokens=len(prefill) if prefill else None,
-            text=str(data["generated_text"]),
             last=True,
         )
 
 
-Dialect = Native | OpenAI | Tgi
+Dialect = Native | OpenAI | OpenAIResponses | Tgi
 
 
 def counted(
     events: list[tuple[float, int]], stated: list[tuple[float, int]], total: int
-) -> list[tuple[float, int]]:
-    """When the tokens of a stream came, (time, tokens) each, from its events and stated counts.
+) -> tuple[list[tuple[float, int]], int]:
+    """When the tokens of a stream came, (time, tokens) each, and of how many this is not known.
 
     Counts in every event are used as they are. If a server counts only at the end, its tokens are
-    spread evenly over the events, since one event may hold several.
+    spread evenly over the events, since one event may hold several. Then those without an event of
+    their own, or the events without a token, are not accounted for.
     """
-    if len(stated) > 1:
-        steps = pairwise([(0.0, 0), *stated])
-        return [(at, now - before) for (_, before), (at, now) in steps if now > before]
     n = len(events)
+    if len(stated) >= max(n, 2):
+        steps = pairwise([(0.0, 0), *stated])
+        return [(at, now - before) for (_, before), (at, now) in steps if now > before], 0
     shares = (-(-(k + 1) * total // n) + (-k * total // n) for k in range(n))
-    return [(at, tokens) for (at, _), tokens in zip(events, shares, strict=True) if tokens > 0]
+    spread = [(at, tokens) for (at, _), tokens in zip(events, shares, strict=True) if tokens > 0]
+    return spread, abs(total - n)
+
+
+def _generated(part: Any) -> bool:
+    """Whether a model generated any of it: content, reasoning by any name, a refusal, the name and
+    arguments of a call."""
+    if isinstance(part, Mapping):
+        return any(_generated(part[key]) for key in part if key not in ("role", "id", "type"))
+    if isinstance(part, list):
+        return any(map(_generated, part))
+    return isinstance(part, str) and part != ""
 
 
 def _count(data: Json, key: str) -> int:

@@ -76,6 +76,7 @@ class Exchange:
     prompt_tokens: int | None = None
     queue_s: float | None = None
     server_first_s: float | None = None
+    unplaced: int = 0
 
     async def talk(self, session: aiohttp.ClientSession) -> None:
         """Retries once if a kept connection was closed just as it was reused, which is not the
@@ -106,9 +107,9 @@ class Exchange:
                 self._take(answer, run.now())
         if self.total is None:
             raise AnswerError("the stream ended without a count of its tokens")
-        if run.target.stream and not run.target.native and self.deliveries:
-            self.deliveries = counted(self.deliveries, self.stated, self.total)
-            self.first_s = self.deliveries[0][0]
+        if run.target.stream and not run.target.native:
+            self.deliveries, self.unplaced = counted(self.deliveries, self.stated, self.total)
+            self.first_s = self.deliveries[0][0] if self.deliveries else None
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
         dialect, now = self.run.target.dialect, self.run.now
@@ -175,6 +176,7 @@ class Exchange:
             end_s=self.end_s if failure is None else None,
             left_s=self.run.now(),
             deliveries=tuple(self.deliveries),
+            unplaced=self.unplaced,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.total,
             queue_s=self.queue_s,

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import requests
 
-from client.load.http.dialects import Dialect, Native, OpenAI, Tgi
+from client.load.http.dialects import Dialect, Native, OpenAI, OpenAIResponses, Tgi
 from client.workloads.spec import SpecError
 
-SCHEMES = ("http", "openai+http", "openai-chat+http", "tgi+http")
-
-
-def authorization() -> dict[str, str]:
-    """The header for servers with keys: the first key of `API_KEY`, if there is one."""
-    key = os.environ.get("API_KEY", "").split(",")[0]
-    return {"Authorization": f"Bearer {key}"} if key else {}
+SCHEMES = ("http", "openai+http", "openai-chat+http", "openai-responses+http", "tgi+http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +32,18 @@ class Target:
     def native(self) -> bool:
         """Whether it has ``/stats`` and related paths."""
         return isinstance(self.dialect, Native)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the key that is for this target: the first of `API_KEY_NAME`, for this project's
+        servers otherwise of `API_KEY`."""
+        keys = os.environ.get(_key_of(self.name), os.environ.get("API_KEY", "") * self.native)
+        key = keys.split(",")[0]
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def ask(self, method: str, path: str, **options: Any) -> requests.Response:
+        """A request beside those of the load. Raises RequestException."""
+        return requests.request(method, self.url + path, headers=self.headers, **options)
 
 
 def parse_target(text: str) -> Target:
@@ -57,33 +64,34 @@ def parse_target(text: str) -> Target:
         )
     url = f"{transport}://{parts.netloc}{parts.path.rstrip('/')}"
     options = {key: _value(value) for key, value in parse_qsl(parts.query)}
-    return Target(name, url, _dialect(kind, url, options))
+    others = {"": Native, "tgi": Tgi, "openai-responses": OpenAIResponses}
+    of_openai = OpenAI(options, chat=kind == "openai-chat")
+    target = Target(name, url, others[kind](options) if kind in others else of_openai)
+    if kind.startswith("openai") and "model" not in options:
+        options["model"] = _first_model(target)
+    return target
 
 
-def _dialect(kind: str, url: str, options: dict[str, Any]) -> Dialect:
-    if kind == "tgi":
-        return Tgi(options)
-    if kind in ("openai", "openai-chat"):
-        if "model" not in options:
-            options["model"] = _first_model(url)
-        return OpenAI(options, chat=kind == "openai-chat")
-    return Native(options)
+def _key_of(name: str) -> str:
+    """The variable with the keys of the target with this name."""
+    return "API_KEY_" + re.sub(r"\W", "_", name).upper()
 
 
-def _first_model(url: str) -> str:
+def _first_model(target: Target) -> str:
     """The model for the body if the user named none: the server's first.
 
     A server that does not respond is not an error of the target; the run will report it.
     """
     try:
-        answer = requests.get(f"{url}/v1/models", headers=authorization(), timeout=10)
+        answer = target.ask("GET", "/v1/models", timeout=10)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (requests.ConnectionError, requests.Timeout):
         return "unknown"
     except (requests.RequestException, ValueError, LookupError, TypeError) as error:
         raise SpecError(
-            f"{url}/v1/models did not name a model ({error}); add ?model=NAME to the target"
+            f"{target.url}/v1/models did not name a model ({error}); add ?model=NAME to the "
+            f"target, or its key as {_key_of(target.name)} to the environment"
         ) from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import requests
 
 from client.load.http.dialects import EXTRAS, OpenAI
-from client.load.http.target import Target, authorization
+from client.load.http.target import Target
 from client.load.servers.processes import ServerError, cause, unreachable
 from client.workloads.workload_file import Request
 
@@ -33,10 +33,7 @@ def streams(target: Target, timeout_s: float) -> bool:
     """
     body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
     try:
-        with requests.post(
-            f"{target.url}/inference", json=body, headers=authorization(), timeout=timeout_s,
-            stream=True,
-        ) as answer:  # fmt: skip
+        with target.ask("POST", "/inference", json=body, timeout=timeout_s, stream=True) as answer:
             kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
             if answer.status_code == 200 and kind == "text/event-stream":
                 return True
@@ -61,10 +58,8 @@ def with_extras(target: Target, timeout_s: float) -> Target:
     for extra in EXTRAS:
         dialect = replace(target.dialect, extras=(extra,))
         try:
-            answer = requests.post(
-                target.url + dialect.path(stream=True), json=dialect.body(one, stream=True),
-                headers=authorization(), timeout=timeout_s,
-            )  # fmt: skip
+            body = dialect.body(one, stream=True)
+            answer = target.ask("POST", dialect.path(stream=True), json=body, timeout=timeout_s)
         except (requests.RequestException, OSError) as error:
             raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
         known += [extra] if answer.status_code == 200 and "error" not in answer.text else []

@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 
-from client.load.http.target import Target, authorization
+from client.load.http.target import Target
 
 
 def stats(target: Target) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ def reset_stats(target: Target) -> None:
     """Begin a new window in ``/stats``; a target without one is left alone."""
     if target.native:
         with contextlib.suppress(requests.RequestException):
-            requests.post(f"{target.url}/stats/reset", headers=authorization(), timeout=30)
+            target.ask("POST", "/stats/reset", timeout=30)
 
 
 def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _get(target: Target, path: str) -> dict[str, Any] | None:
     try:
-        answer = requests.get(target.url + path, headers=authorization(), timeout=30)
+        answer = target.ask("GET", path, timeout=30)
         data = answer.json() if answer.status_code == 200 else None
     except (requests.RequestException, ValueError, RecursionError):
         return None

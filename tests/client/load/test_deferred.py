@@ -143,23 +143,16 @@ def test_a_server_that_passes_through_a_bad_time_keeps_its_job() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_bad_time_that_lasts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "SILENCE_S", 0.0)
-    with following(lambda _: (503, NOT_NOW)) as job:
-        found = job.end()
-    assert found.status == "lost"
-    assert found.error is not None
-    assert "HTTP 503" in found.error
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_refusal_is_told_at_once() -> None:
-    said = iter([(404, {"error": "no such batch"})])
+@pytest.mark.parametrize(("status", "silence_s"), [(503, 0.0), (404, deferred.SILENCE_S)])
+def test_a_bad_time_that_lasts_and_a_refusal_are_told(
+    monkeypatch: pytest.MonkeyPatch, status: int, silence_s: float
+) -> None:
+    monkeypatch.setattr(deferred, "SILENCE_S", silence_s)
+    said = iter([(status, NOT_NOW)])  # asked once
     with following(lambda _: next(said)) as job:
         found = job.end()
     assert found.status == "lost"
-    assert found.error is not None
-    assert "HTTP 404" in found.error
+    assert f"HTTP {status}" in str(found.error)
 
 
 @pytest.mark.usefixtures("quick")

@@ -9,7 +9,6 @@ from typing import Any
 
 from client.load.records import Run
 from client.load.rows import as_json, from_json, spans
-from client.report.pictures.gantt import COLOURS, SENT, WAITING, _bars
 from tests.client.analysis.made import outcome, run_of
 
 UNIX_S, CLOCK_S = 1_800_000_000.0, 5_000.0  # of one moment: the start of the run
@@ -64,15 +63,3 @@ def test_a_run_without_a_file_or_a_start_has_none(tmp_path: Path) -> None:
     assert spans([written(tmp_path)], replace(played(), began_unix_s=None)) == {}
     (tmp_path / "torn.jsonl").write_text('{"type": "head"}\n{"typ')
     assert spans([tmp_path / "torn.jsonl"], played()) == {}
-
-
-def test_the_picture_shows_what_the_server_wrote(tmp_path: Path) -> None:
-    run = played()
-    found = spans([written(tmp_path)], run)
-    first = replace(run.outcomes[0], end_s=1.7, left_s=1.7)
-    assert [bar.colour for bar in _bars(first, 1.0, 1, found[0])] == [
-        WAITING, COLOURS["chunk"], COLOURS["prefill"], COLOURS["decode"], COLOURS["paused"],
-        COLOURS["decode"], SENT,
-    ]  # fmt: skip
-    seen = _bars(first, 1.0, 1, ())
-    assert COLOURS["paused"] not in [bar.colour for bar in seen], "the client cannot know"

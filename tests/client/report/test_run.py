@@ -59,13 +59,6 @@ def test_few_requests_give_figures_with_their_intervals_open_where_n_is_too_smal
     assert len(run_text(one).splitlines()) <= 15, "the result fits on a screen"
 
 
-def test_a_figure_of_few_requests_is_marked_where_the_client_was_late() -> None:
-    sent = [i * 0.5 + (0.02 if i == 15 else 0.0005) for i in range(20)]
-    run = run_of([outcome(i, at=i * 0.5, sent=at, first=0.05) for i, at in enumerate(sent)])
-    (ttft,) = [line for line in run_text(reported(run)).splitlines() if line.startswith("TTFT")]
-    assert "50 ms [50, ∞]*" in ttft
-
-
 @pytest.mark.parametrize("tokens", [5, 0])
 def test_a_page_states_the_result_before_any_warning(tmp_path: Path, tokens: int) -> None:
     run = run_of([outcome(i, at=i * 0.1) for i in range(20)])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
 from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.comparison.summary import Point
 from client.analysis.figures import LATENCIES
 from client.analysis.objectives import Objectives
 from client.analysis.statistics import Interval
-from client.load.servers.system import NO_WAIT
 from client.report.tables import limit_table
-from client.report.words import factor, rate, sentences
+from client.report.words import sentences
 
 
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
@@ -62,27 +58,6 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     assert "one request at a time did not sustain even load 1" in capacity
 
 
-def test_the_wait_that_static_batching_chose_is_stated_beside_its_time() -> None:
-    """With the time of static batching without it, where that ran, and what it makes impossible."""
-    static = [point("static", 1.0, "VALID", 0.145), point("dynamic", 1.0, "VALID", 0.014)]
-    pair = Pair("dynamic", "static", 1.0, {"ttft": Interval(0.1, 0.08, 0.12)})
-    short = Objectives(ttft_s=0.04, tpot_s=0.01)
-    found = replace(headline(pairs=(pair,)), objectives=short)
-    waits_s = {"static": 0.05}
-    _, latency, capacity = sentences(found, static, waits_s)
-    assert latency.endswith("a wait of up to 50 ms for others to join the batch (--max-wait-ms).")
-    assert capacity.endswith(
-        "A request that opens a batch with static batching cannot meet this TTFT, since it waits "
-        "50 ms unless the batch fills up."
-    )
-    beside = [*static, point(NO_WAIT, 1.0, "VALID", 0.095)]
-    _, latency, _ = sentences(found, beside, waits_s)
-    assert latency.endswith("; without this wait it was 95 ms (10 requests).")
-    _, latency, capacity = sentences(headline(pairs=(pair,)), static, {"static": 0.0})
-    assert "wait of" not in latency
-    assert "cannot meet" not in capacity
-
-
 def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_about() -> None:
     points = [point(n, 1.0, "VALID", 0.019) for n in ("dynamic", "dynamic:mine:Own")]
     ratio = LimitRatio("dynamic:mine:Own", "dynamic", Interval(1.5, 1.4, 1.6))
@@ -97,24 +72,10 @@ def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "1.0"), (0.1, "0.10"), (14.2, "14"), (99.6, "100"), (1234.0, "1,234")]
-)
-def test_a_factor_keeps_its_second_digit_without_an_exponent(value: float, text: str) -> None:
-    assert factor(value) == text
-
-
 def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.065, None, None)})
     latency = sentences(headline(pairs=(pair,)), POINTS, {})[1]
     assert latency.endswith("0.065 times as long (too few seeds for an interval).")
-
-
-@pytest.mark.parametrize(
-    ("offered", "words"), [(1.0, "1 request a second"), (5.93, "5.93 requests a second")]
-)
-def test_a_rate_is_in_the_right_number(offered: float, words: str) -> None:
-    assert rate(offered) == words
 
 
 def test_missing_measurements_are_stated_not_guessed() -> None:

@@ -96,7 +96,8 @@ def test_tokens_are_counted_where_an_event_holds_several(foreign: str, *, known:
 def test_tokens_spread_over_events_are_all_there_and_the_first_is_in_the_first(
     total: int, n: int
 ) -> None:
-    made = counted([(float(k), 1) for k in range(n)], [(9e9, total)], total)
+    made, unplaced = counted([(float(k), 1) for k in range(n)], [(9e9, total)], total)
+    assert unplaced == abs(total - n)
     assert sum(tokens for _, tokens in made) == total
     assert made[0][0] == 0.0
     assert max(t for _, t in made) - min(t for _, t in made) <= 1
@@ -171,14 +172,25 @@ def test_the_foreign_server_of_these_tests_answers_as_the_official_client_expect
     assert requests.get(f"http://{foreign}/v1/models", timeout=60).json()["data"][0]["id"] == "m"
 
 
-def test_a_server_that_wants_a_key_is_shown_the_first_of_api_key(
+def test_a_server_that_wants_a_key_is_shown_the_first_that_is_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = (sys.executable, "-m", "tests.client.foreignserver", "--locked")
     with started(command, "locked", tmp_path / "log", 60.0) as server:
         address = server.target.url.removeprefix("http://")
-        with pytest.raises(SpecError, match="401"):
-            parse_target(f"x=openai+http://{address}")
-        monkeypatch.setenv("API_KEY", "sesame,another")
-        run = play(workload(), parse_target(f"x=openai+http://{address}"))
+        monkeypatch.setenv("API_KEY", "sesame")
+        with pytest.raises(SpecError, match=r"401.* its key as API_KEY_X_1 to"):
+            parse_target(f"x-1=openai+http://{address}")
+        monkeypatch.setenv("API_KEY_X_1", "sesame,another")
+        run = play(workload(), parse_target(f"x-1=openai+http://{address}"))
     assert [o.failure for o in run.outcomes] == [None] * 20
+
+
+def test_a_key_goes_to_no_target_that_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "own,another")
+    monkeypatch.setenv("API_KEY_B", "theirs")
+    sent = {
+        text: parse_target(text).headers.get("Authorization")
+        for text in ("http://a", "a=tgi+http://h", "b=tgi+http://h", "b=http://h")
+    }
+    assert list(sent.values()) == ["Bearer own", None, "Bearer theirs", "Bearer theirs"]

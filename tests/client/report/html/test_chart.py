@@ -7,10 +7,9 @@ import math
 from xml.etree import ElementTree
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
-from client.report.html.chart import Axis, Band, Bar, Chart, Line, Mark, Shape, draw
+from client.report.html.chart import Axis, Band, Bar, Chart, Line, Mark, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 values = st.floats(1e-6, 1e6)
@@ -57,17 +56,6 @@ def test_a_missing_value_interrupts_its_line() -> None:
     line = Line([(0, 1), (1, 2), (2, math.nan), (3, 4), (4, 5)], "#abcdef", "a")
     path = next(p for p in drawn(lines=[line]).iter(f"{SVG}path") if p.get("stroke") == "#abcdef")
     assert path.attrib["d"].count("M") == 2
-
-
-@pytest.mark.parametrize("shape", list(Shape))
-def test_each_kind_of_point_is_drawn_differently(shape: Shape) -> None:
-    here = draw(Chart("t", "f", Axis("x"), Axis("y"), marks=[Mark(1, 1, "#000", "p", shape)]))
-    others = {
-        draw(Chart("t", "f", Axis("x"), Axis("y"), marks=[Mark(1, 1, "#000", "p", other)]))
-        for other in Shape
-        if other is not shape
-    }
-    assert here not in others
 
 
 def test_text_of_others_is_escaped_and_the_finding_is_the_alternative_text() -> None:
