@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from router import config as configuration
 from router import log
@@ -40,6 +41,7 @@ from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from web.browsers import Rules, own_names
 from web.cors import response_headers
+from web.pace import Pace, is_paced
 from web.request_ids import HEADER, request_id
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
@@ -91,8 +93,8 @@ async def serve(config: Config) -> None:
         )
         prober = Prober(dispatcher, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
-        app = application(config, proxy, Admin(config, dispatcher, prober, proxy, metrics))
         stop = asyncio.Event()
+        app = application(config, proxy, Admin(config, dispatcher, prober, proxy, metrics), stop)
         loop = asyncio.get_running_loop()
         for wanted in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(wanted, stop.set)
@@ -138,8 +140,8 @@ async def serve(config: Config) -> None:
                 journal.stop(STOP_GRACE_S)
 
 
-def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
-    """The routes."""
+def application(config: Config, proxy: Proxy, admin: Admin, stop: asyncio.Event) -> web.Application:
+    """The routes. `stop`: refusals are no longer late."""
     rules = Rules(
         keys=config.api_keys,
         # asks for them only where they count: a resolver without a network delays the start
@@ -148,7 +150,9 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
         key_option="--api-keys",
         origins_option="--cors-origin",
     )
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[guarded_by(rules)])
+    app = web.Application(
+        client_max_size=config.max_body_bytes, middlewares=[_paced(stop), guarded_by(rules)]
+    )
     app.add_routes(admin.routes())
     app.router.add_post(RESPONSES + "/input_tokens", proxy.handle)  # its body names the server
     for method in ("GET", "POST", "DELETE"):
@@ -176,6 +180,21 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
         app.router.add_route("OPTIONS", "/{path:.*}", _preflight)
     app.router.add_route("*", "/{path:.*}", _nowhere)
     return app
+
+
+def _paced(stop: asyncio.Event) -> Middleware:
+    pace = Pace()
+
+    @web.middleware
+    async def wait(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if is_paced(response.status) and not response.prepared:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pace.late_s(request.remote or "")):
+                    await stop.wait()
+        return response
+
+    return wait
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

@@ -19,21 +19,21 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9855,
+    "api": 9895,
     "benchmarks": 10330,
     "client": 12473,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2536,
     "models": 2416,
-    "router": 3464,
+    "router": 3490,
     "runtime": 5574,
     "scheduling": 2482,
-    "tests": 52948,
+    "tests": 53079,
     "text": 2034,
-    "others": 8036,
+    "others": 8070,
 }
-PRODUCT_LINES = 41332  # all but tests, benchmarks and client
+PRODUCT_LINES = 41424  # all but tests, benchmarks and client
 SHORT_FILES = 87
 LONG_FUNCTIONS = 21
 REPEATED_CLASS_NAMES = 74  # names that two classes outside the tests have

@@ -64,6 +64,10 @@ class Relay:
     async def _whole(self, passage: Passage, routed: RoutedRequest) -> web.StreamResponse | Failed:
         """Holds an answer back until it is complete; passes it on as it arrives if it is long."""
         x, body = passage.x, b""
+        outcome = outcome_of(passage.answer.status)
+        if outcome is Outcome.REFUSED:  # a server may send its body late
+            self._first_byte(x, routed)
+            self._done(passage, routed, outcome)
         while chunk := await passage.read():
             if not body:
                 self._first_byte(x, routed)
@@ -72,7 +76,6 @@ class Relay:
                 return await self._flow(passage, routed, body)
         if not body:
             self._first_byte(x, routed)
-        outcome = outcome_of(passage.answer.status)
         self._done(passage, routed, outcome)
         x.begun_s = self._dispatcher.now() - x.started
         response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
@@ -101,12 +104,16 @@ class Relay:
         return await passage.end()
 
     def _first_byte(self, x: Exchange, routed: RoutedRequest) -> None:
+        if routed.state is not State.PLACED:
+            return
         self._dispatcher.began(routed)
         x.first_byte_s = x.upstream_s = self._dispatcher.now() - routed.placed_at
         seconds = self._metrics.first_byte_seconds.labels(routed.placed_on().url, x.model)
         seconds.observe(x.first_byte_s)
 
     def _done(self, passage: Passage, routed: RoutedRequest, outcome: Outcome) -> None:
+        if routed.state is not State.PLACED:
+            return
         if passage.x.sent is None:
             passage.x.upstream_s = self._dispatcher.now() - routed.placed_at
         pause_s = None

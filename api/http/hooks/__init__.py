@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from flask import Flask
 
-from api.http.hooks.browsers import register_rules
-from api.http.hooks.cors import register_cors
+from api.http.hooks.browsers import register_cors, register_rules
 from api.http.hooks.keys import require_keys
 from api.http.hooks.logs import register_log
 from api.http.hooks.traces import register_traces

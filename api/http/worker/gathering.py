@@ -3,9 +3,10 @@ runs.
 
 The poller waits for clients: for a request, for the rest of it, to read the end of a response, and
 then for the client's end. So a slow client costs memory and a file but no thread, until its time is
-over. If connections run out, the one that waits longest is closed; if the bodies of all requests
-need too much memory, or the system refuses a thread, a request gets 503. A probe has threads of its
-own. Requests beyond those that could run soon are pending in the intake (`intake.py`)."""
+over, and neither does a refusal that is late (`web/pace.py`). If connections run out, the one that
+waits longest is closed; if the bodies of all requests need too much memory, or the system refuses a
+thread, a request gets 503. A probe has threads of its own. Requests beyond those that could run
+soon are pending in the intake (`intake.py`)."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from api.http.worker.outgoing import Outgoing
 from api.http.worker.refusals import RefusedBody, no_thread, too_few_files, too_much_held
 from api.http.worker.threads import Threads
 from web.keys import bearer_key, is_valid
+from web.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._held_bytes = 0
         self.max_keepalived = self.worker_connections  # of gunicorn's own list, which stays empty
         self.intake = Intake()
+        self.pace = Pace()
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -111,6 +114,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def handle(self, conn: TConn) -> object:
         client, conn.sock = conn.sock, conn.outgoing
+        conn.outgoing.begin(bodiless=conn.incoming.method == b"HEAD")
         try:
             return super().handle(conn)
         finally:
@@ -136,13 +140,31 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._take_pending()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self._forget(conn)
-        elif conn.outgoing.whole:
-            self._sent(conn, stays)
+            return
+        conn.stays = stays
+        late_s = self.pace.late_s(conn.client[0]) if conn.outgoing.refuses else 0.0
+        if late_s and not conn.outgoing.whole:
+            if not stays:
+                conn.incoming.drop_body()
+            self._count(conn)
+            conn.incoming.deadline_s = time.monotonic() + late_s
+            self._wait(conn, self._late)
+        else:
+            self._send_rest(conn)
+
+    def _late(self, conn: TConn, client: socket.socket) -> None:
+        """The client of a late refusal leaves, or sends more."""
+        if self._leaves(client):
+            self._drop(conn)
+
+    def _send_rest(self, conn: TConn) -> None:
+        if conn.outgoing.whole:
+            self._sent(conn)
         else:
             conn.incoming.deadline_s = conn.outgoing.deadline_s
-            self._wait(conn, partial(self._write, stays), selectors.EVENT_WRITE)
+            self._wait(conn, self._write, selectors.EVENT_WRITE)
 
-    def _write(self, stays: bool, conn: TConn, _client: socket.socket) -> None:
+    def _write(self, conn: TConn, _client: socket.socket) -> None:
         try:
             conn.outgoing.flush()
         except OSError:  # the client is gone
@@ -151,12 +173,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         conn.incoming.deadline_s = conn.outgoing.deadline_s
         if conn.outgoing.whole:
             self._end_wait(conn)
-            self._sent(conn, stays)
+            self._sent(conn)
 
-    def _sent(self, conn: TConn, stays: bool) -> None:
+    def _sent(self, conn: TConn) -> None:
         """The response was sent: the connection waits for the next request, or ends."""
         now_s = time.monotonic()
-        if stays:
+        if conn.stays:
             self._count(conn)
             idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
             conn.incoming.deadline_s = now_s + (
@@ -247,17 +269,20 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """The client of a pending request leaves, or sends its next request early."""
         if conn not in self.intake.pending:  # taken by the event before this one
             return
-        self.poller.unregister(client)
-        try:
-            gone = not client.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            gone = False
-        except OSError:
-            gone = True
-        if gone:
+        if self._leaves(client):
             self.intake.leave(conn)
             self._forget(conn)
             conn.close()
+
+    def _leaves(self, client: socket.socket) -> bool:
+        """Of a connection that can be read; what else it sends is read later."""
+        self.poller.unregister(client)
+        try:
+            return not client.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _take_pending(self) -> None:
         while (one := self.intake.take()) is not None:
@@ -301,7 +326,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _end_wait(self, conn: TConn) -> None:
         del self._waiting[conn]
-        self.poller.unregister(conn.sock)
+        with contextlib.suppress(KeyError):  # it sent more
+            self.poller.unregister(conn.sock)
 
     def _drop(self, conn: TConn) -> None:
         self._end_wait(conn)
@@ -330,15 +356,18 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         for conn, ready in list(self._waiting.items()):
             if conn.incoming.deadline_s > now_s:
                 continue
-            if ready == self._read and conn.incoming.has_head:
+            if ready == self._late:
+                self._end_wait(conn)
+                self._send_rest(conn)
+            elif ready == self._read and conn.incoming.has_head:
                 self._end_wait(conn)
                 self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
                 self._drop(conn)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Shortens the waits for clients, except for those that are still reading, so that the
-        server's end does not wait for them."""
-        for conn in self._waiting:
-            if conn.outgoing.whole:
+        """Shortens the waits for clients, except for those that are still reading, and of late
+        refusals, so that the server's end does not wait for them."""
+        for conn, ready in self._waiting.items():
+            if conn.outgoing.whole or ready == self._late:
                 conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)

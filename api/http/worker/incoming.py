@@ -91,6 +91,9 @@ class Incoming:
     def refuse(self, refusal: ApiError) -> None:
         """The request ends with this error; its body is dropped."""
         self.refusal = refusal
+        self.drop_body()
+
+    def drop_body(self) -> None:
         self.whole = False
         self.held_bytes = 0
         self._received.clear()

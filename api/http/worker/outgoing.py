@@ -1,7 +1,9 @@
 """A response to a client that may read slowly: what the socket does not accept at once is kept.
 
 A handler's thread waits for its client only while much is kept, and the worker's poller sends the
-rest. A client that has fallen behind must read at a least rate, as it must send its request.
+rest. A client that has fallen behind must read at a least rate, as it must send its request. The
+poller sends the body of a refusal, since that may be late. Its head leaves at once: a router need
+then keep no place for it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from typing import Any
 
 from api.http.worker.incoming import BYTES_PER_S
+from web.pace import is_paced
 
 MOST_KEPT_BYTES = 256 * 1024  # of each response, by the poller
 
@@ -27,6 +30,12 @@ class Outgoing:
         self._client = client
         self._patience_s = patience_s
         self._rest = bytearray()
+        self.begin(bodiless=False)
+
+    def begin(self, *, bodiless: bool) -> None:
+        """A response, of which the head comes first."""
+        self.refuses: bool | None = None  # known with the head
+        self._bodiless = bodiless
 
     @property
     def whole(self) -> bool:
@@ -47,14 +56,20 @@ class Outgoing:
 
     def post(self, data: bytes) -> None:
         """Like `sendall`, without ever waiting."""
-        if self.whole:
+        late = self.refuses
+        if late is None:
+            self.refuses = data[9:12].isdigit() and is_paced(int(data[9:12]))
+            late = self.refuses and self._bodiless
+        if self.whole and not late:
             with contextlib.suppress(BlockingIOError):
                 data = data[self._client.send(data, socket.MSG_DONTWAIT) :]
             if not data:
                 return
+        if self.whole:
             self.deadline_s = time.monotonic() + self._patience_s
         self._rest += data
-        self.flush()
+        if not late:
+            self.flush()
 
     def drain(self, most_bytes: int = 0) -> None:
         """Waits until no more than this number of bytes is kept. Raises like `sendall`."""

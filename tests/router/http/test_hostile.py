@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from urllib3.exceptions import HTTPError
 
-from tests.router.conftest import Farm, RouterProcess, until
+from tests.router.conftest import Farm, RouterProcess, raw_post, until
 
 Start = Callable[..., RouterProcess]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -38,12 +38,16 @@ ENDLESS = b" " * 65536
 
 
 @contextmanager
-def hostile(answer: bytes, then: bytes = b"") -> Iterator[str]:
-    """A server that gives every request this answer, then without an end what follows."""
+def hostile(answer: bytes, then: bytes = b"", posts: bytes = b"") -> Iterator[str]:
+    """A server that gives every request this answer, then without an end what follows. POSTs get
+    `posts`, if it is set, and no end."""
 
     def serve(client: socket.socket) -> None:
         with client, suppress(OSError):
-            client.recv(65536)
+            if client.recv(65536).startswith(b"POST") and posts:
+                client.sendall(posts)
+                client.recv(1)
+                return
             client.sendall(answer)
             while then:
                 client.sendall(then)
@@ -116,3 +120,15 @@ def test_an_odd_content_type_is_passed_on(header: bytes, start: Start, tmp_path:
         listed.write_text(f"{upstream} models=m")
         router = start(upstreams_file=listed).probed()
         assert router.post().content == b"{}"
+
+
+def test_a_refusal_whose_body_is_late_holds_no_place(start: Start) -> None:
+    listed = JSON + b'\r\n{"data": [{"id": "m"}]}'
+    refused = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{"
+    with hostile(listed, posts=refused) as upstream:
+        router = start(upstream).probed()
+        with socket.create_connection(("127.0.0.1", router.port)) as client:
+            client.sendall(raw_post(b'{"model": "m"}'))
+            begun = "eb_router_first_byte_seconds_count"
+            until(lambda: router.metric(begun), "the head of the refusal")
+            assert router.in_flight() == 0
