@@ -8,6 +8,9 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import requests
 
 from engine.failures import FAILURES_IN_A_ROW
 from tests.server.batches.jobs import official
-from tests.server.hash_app import FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
+from tests.server.hash_app import ENDLESS, FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
 from tests.server.process import (
     PATIENCE_S,
     Server,
@@ -87,22 +90,60 @@ def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path)
         assert "5 iterations in a row failed, the last with: iteration 8 fails" in server.log
 
 
+TOKENS = 20
+PROMPT = {"prompt": "x", "max_tokens": TOKENS}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": TOKENS}
+RESPONSE: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": TOKENS}
+OURS = {"prompt": "x", "num_tokens": TOKENS}
+TGI = {"inputs": "x", "parameters": {"max_new_tokens": TOKENS, "details": True}}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+WAITED_FOR = [  # with what a complete response says
+    ("/inference", OURS, f'"num_tokens":{TOKENS}'),
+    ("/inference", OURS | {"stream": True}, '"done":true'),
+    *(
+        (path, body | more, f'"completion_tokens":{TOKENS}')
+        for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT))
+        for more in ({}, STREAM)
+    ),
+    ("/invocations", CHAT, f'"completion_tokens":{TOKENS}'),
+    ("/v1/responses", RESPONSE, f'"output_tokens":{TOKENS}'),
+    ("/v1/responses", RESPONSE | {"stream": True}, f'"output_tokens":{TOKENS}'),
+    ("/generate", TGI, f'"generated_tokens":{TOKENS}'),
+    ("/generate_stream", TGI, f'"generated_tokens":{TOKENS}'),
+    ("/", TGI, f'"generated_tokens":{TOKENS}'),
+]
+LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
 def test_sigterm_loses_nothing_that_was_accepted_and_refuses_new_requests(tmp_path: Path) -> None:
     """Not even where another holds the database when the last token has been generated."""
     hold, database, port = tmp_path / "hold", tmp_path / "data" / "jobs.db", free_port()
     hold.touch()
-    text: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": 20}
-    text["extra_body"] = {"ignore_eos": True}
+    model, begun, ended = {HOLD: hold, ENDLESS: 1}, threading.Event(), threading.Event()
+
+    def form() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        yield bytes(2**23)  # more than the kernel holds and than is gathered without a handler
+        begun.set()
+        ended.wait(PATIENCE_S)
+        yield b'\r\n--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--'
+
     with (
-        serving(tmp_path, hash_model={HOLD: hold}, max_batch_size=4, port=port) as server,
-        clients(2) as call,
+        serving(tmp_path, hash_model=model, max_batch_size=4, port=port) as server,
+        clients(len(WAITED_FOR) + 1) as call,
     ):
-        create = official(server).responses.create
-        whole = call(server.ask, "x", 100)
-        streamed = call(server.ask, "x", 20, stream=True)
-        eventually(lambda: unfinished(server) == 2, "both in the queue or the batch")
-        kept = [create(background=True, **text).id for _ in range(4)]
-        with create(background=True, stream=True, **text) as events:
+
+        def post(path: str, **how: Any) -> requests.Response:
+            return requests.post(server.url + path, timeout=PATIENCE_S, **how)
+
+        upload = call(post, "/v1/files", data=form(), headers=FORM)
+        assert begun.wait(PATIENCE_S)
+        answers = [call(post, path, json=body) for path, body, _ in WAITED_FOR]
+        eventually(lambda: unfinished(server) == len(WAITED_FOR), "all in the queue or the batch")
+        create: Any = partial(official(server).responses.create, background=True, **RESPONSE)
+        kept = [create(**more).id for more in ({}, LOGPROBS) for _ in range(2)]
+        with create(stream=True) as events:
             kept.append(next(iter(events)).response.id)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.health() == 503, "/health 503")
@@ -112,17 +153,21 @@ def test_sigterm_loses_nothing_that_was_accepted_and_refuses_new_requests(tmp_pa
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             hold.unlink()
-            assert whole.result().json()["num_tokens"] == 100
-            assert '"done":true' in streamed.result().text
+            assert WAITED_FOR[0][-1] in answers[0].result().text
             with pytest.raises(subprocess.TimeoutExpired):
                 server.process.wait(2.0)  # it cannot have stored them
+        ended.set()
+        for (path, body, says), answer in zip(WAITED_FOR, answers, strict=True):
+            assert says in answer.result().text, (path, body)
+        assert upload.result().status_code == 200, upload.result().text
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []
     with serving(tmp_path, port=port) as server:
         client = official(server)
+        assert [file.id for file in client.files.list()] == [upload.result().json()["id"]]
         ends = [client.responses.retrieve(one) for one in kept]
         assert {(one.status, one.usage and one.usage.output_tokens) for one in ends} == {
-            ("incomplete", 20)
+            ("incomplete", TOKENS)
         }
 
 
@@ -146,9 +191,10 @@ def test_a_request_that_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: 
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_an_idle_server_drains_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # the latter: of a terminal
+def test_an_idle_server_drains_at_once(tmp_path: Path, number: int) -> None:
     with serving(tmp_path) as server:
-        server.process.send_signal(signal.SIGTERM)
+        os.killpg(server.process.pid, number)
         assert server.process.wait(PATIENCE_S) == 0
 
 
@@ -179,20 +225,6 @@ def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, number: int
     with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
         eventually(lambda: server.health() == 503, "the server answers")
         os.killpg(server.process.pid, number)
-        assert server.process.wait(PATIENCE_S) == 0
-        assert server.members() == []
-
-
-def test_a_closed_terminal_ends_the_server_as_sigterm_does(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    with serving(tmp_path, hash_model={HOLD: hold}) as server, clients(1) as call:
-        running = call(server.ask, "x", 100)
-        server.reaches(running=1)
-        os.killpg(server.process.pid, signal.SIGHUP)
-        eventually(lambda: server.health() == 503, "/health 503")
-        hold.unlink()
-        assert running.result().json()["num_tokens"] == 100
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []
 
