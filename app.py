@@ -37,8 +37,7 @@ from api.openai.generation import Generations
 from api.openai.served import ServedModel
 from api.responses import routes as responses
 from api.responses.calls import ResponseCalls
-from api.service import Description, Service
-from api.texts import Texts
+from api.service import Description, Service, Texts
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager

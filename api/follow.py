@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Read = TypeVar("Read", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen takes three times as long to make
 class NewToken:
     index: int  # among the tokens that are followed, from 0
     id: int
@@ -33,10 +33,12 @@ class Follower:
 
     def __init__(self, inference: Inference, tokenizer: Tokenizer, first: int) -> None:
         self.count = 0  # tokens that were read
+        self.met_end = False  # the newest one is an end token
         self.ended = False  # the request had ended before the newest tokens were read
         self._inference = inference
         self._first = first
         self._detokenizer = Detokenizer(tokenizer)
+        self._bytes_of = tokenizer.token_bytes
 
     def new(self) -> Iterator[NewToken]:
         """The tokens since the last call; those that are not taken come again."""
@@ -46,9 +48,20 @@ class Follower:
 
     def _tokens(self) -> Iterator[NewToken]:
         for token in self._inference.ids[self._first + self.count :]:
-            is_end = token in self._inference.end_ids
+            is_end = self.met_end = token in self._inference.end_ids
             index, self.count = self.count, self.count + 1
-            yield NewToken(index, token, "" if is_end else self._detokenizer.push([token]), is_end)
+            text = "" if is_end else self._detokenizer.decode(self._bytes_of(token))
+            yield NewToken(index, token, text, is_end)
+
+    def text(self, most: int) -> str:
+        """The same as one text, of up to `most` tokens in all: takes a fraction of the time."""
+        self.ended = self._inference.event.is_set()
+        new = self._inference.ids[self._first + self.count : self._first + most]
+        self.count += len(new)
+        if new and new[-1] in self._inference.end_ids:  # none follows
+            self.met_end = True
+            del new[-1]
+        return self._detokenizer.push(new)
 
     def rest(self) -> str:
         """The text of an incomplete last character. Call it once, after the last token."""

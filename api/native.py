@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from api.defaults import SamplingDefaults
-from api.follow import Follower, follow
+from api.follow import Follower
 from api.http.body import read_body
 from api.limits import (
     COUNT,
@@ -31,13 +31,13 @@ from api.limits import (
 )
 from api.service import READY, Description, Service
 from api.signals import Signals
-from api.stream import event, event_stream
+from api.stream import event, event_stream, text_event
 from engine.inference import Inference
 from records import RequestRecord
 from requested import Sampling, ServiceClass
 from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
 from telemetry.figures import Figures
-from text.tokenizer import Detokenizer, Tokenizer
+from text.tokenizer import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
 
@@ -96,25 +96,6 @@ class InferencePiece(TypedDict):
     tokens: int
 
 
-class Pieces:
-    """An api.follow.Reader of the text since the last piece."""
-
-    def __init__(self, inference: Inference, tokenizer: Tokenizer) -> None:
-        self._follower = Follower(inference, tokenizer, inference.prompt_tokens)
-
-    @property
-    def ended(self) -> bool:
-        return self._follower.ended
-
-    def read(self) -> Iterator[InferencePiece]:
-        tokens = list(self._follower.new())
-        text = "".join(token.text for token in tokens)
-        if self.ended:
-            text += self._follower.rest()
-        if tokens or text:
-            yield {"text": text, "tokens": len(tokens)}
-
-
 class InferenceEnd(InferenceAnswer):
     done: Literal[True]
 
@@ -157,13 +138,18 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         return detokenizer.push(done.ids[done.prompt_tokens :]) + detokenizer.finish()
 
     def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
+        follower = Follower(accepted, service.tokenizer, accepted.prompt_tokens)
         texts = []
-        for piece in follow([Pieces(accepted, service.tokenizer)]):
-            if piece is None:
+        of_one = text_event(lambda text: InferencePiece(text=text, tokens=1))
+        while not follower.ended:
+            before = follower.count
+            told = follower.text(accepted.max_tokens) + (follower.rest() if follower.ended else "")
+            if (tokens := follower.count - before) or told:
+                texts.append(told)
+                piece: InferencePiece = {"text": told, "tokens": tokens}
+                yield of_one(told) if tokens == 1 else event(piece)
+            if not follower.ended:
                 yield None
-                continue
-            texts.append(piece["text"])
-            yield event(piece)
         answer = _answer(accepted, service.outcome(accepted), prompt, "".join(texts))
         end: InferenceEnd = {**answer, "done": True}
         yield event(end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from werkzeug.datastructures import Headers
 
 from api.defaults import SamplingDefaults
 from api.http.departed import Departures
-from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
+from api.http.errors import CLIENT_GONE, ApiError, busy, refusal
 from api.http.hooks.keys import presented_owner
 from api.http.hooks.logs import belongs_to_request
 from api.http.hooks.traces import trace_generations
@@ -22,7 +23,6 @@ from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
 from api.metrics import Metrics
 from api.signals import NONE, Signals, signal
-from api.texts import Texts
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
 from records import RequestRecord
@@ -32,6 +32,8 @@ from serving.config import Config
 from telemetry.stats import Stats
 from text.tokenizer import EncodingError, Tokenizer
 
+KEPT_TEXTS = 2000
+COMPILING = "other grammars are being compiled or in use; try again"
 FAILED_STATUS: Mapping[Cause | None, int] = {
     None: 500,
     "shutdown": 503,
@@ -58,9 +60,19 @@ class Health(TypedDict):
 READY: Health = {"status": "ready"}
 
 
-def busy_compiling() -> ApiError:
-    message = "other grammars are being compiled or in use; try again"
-    return ApiError(503, message, {"Retry-After": str(RETRY_AFTER_S)})
+class Texts:
+    """Of the newest requests, for `--watch-text`. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[int, Inference] = OrderedDict()
+
+    def keep(self, inference: Inference) -> None:
+        self._newest[inference.id] = inference
+        if len(self._newest) > KEPT_TEXTS:
+            self._newest.popitem(last=False)
+
+    def find(self, number: int) -> Inference | None:
+        return self._newest.get(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ class Service:
         if ARRIVED_S.get() is not None and self.manager.recovers:
             return
         if (reason := self.manager.unavailable) is not None:
-            raise ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
+            raise busy(reason)
 
     def require_watched(self) -> None:
         """Raises ApiError if disconnected clients are no longer detected."""
@@ -155,7 +167,7 @@ class Service:
         except GrammarError as error:
             raise ApiError(400, f"field '{field}': {error}", param=field) from None
         except GrammarsBusyError as error:
-            raise busy_compiling() from error
+            raise busy(COMPILING) from error
 
     def submit(self, *inferences: Inference, asked: Signals = NONE) -> None:
         """Submits all or none: raises ApiError if one is refused."""
@@ -192,7 +204,7 @@ class Service:
                 if self.grammars is not None and constraint is not None:
                     inference.need = self.grammars.compile(constraint)
         except GrammarsBusyError as error:
-            raise busy_compiling() from error
+            raise busy(COMPILING) from error
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):

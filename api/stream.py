@@ -17,10 +17,19 @@ from engine.inference import Inference
 
 # made once, since json.dumps makes an encoder in every call with separators
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii  # what it writes of a text
+_PLACE = "\ufdd0"  # a noncharacter
 
 
 def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + _encode(data).encode() + b"\n\n"
+
+
+def text_event(made: Callable[[str], Mapping[str, Any]]) -> Callable[[str], bytes]:
+    """As `event(made(text))`, where nothing else depends on the text: all around it is encoded
+    once."""
+    before, after = event(made(_PLACE)).split(_quoted(_PLACE).encode())
+    return lambda text: before + _quoted(text).encode() + after
 
 
 def event_stream(

@@ -35,7 +35,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package i
 # What is not named stands on top, beside the commands.
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
-        {"follow", "http", "limits", "metrics", "texts"},
+        {"follow", "http", "limits", "metrics"},
         {"defaults", "signals"},
         {"service"},
         {"stream"},

@@ -16,7 +16,7 @@ class Stops:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._next: dict[tuple[int, str], int] = {}  # 0: no stop string continues so
-        self._begins = [stops]  # those that begin as the state has it
+        self.begins = [stops]  # those that begin as the state has it
         self._shorter = [0]  # the state of the next shorter end that begins a stop string
         self.begun = [0]  # characters of a stop string that have come,
         self.complete = [0]  # and the length of the longest one that is complete
@@ -25,7 +25,7 @@ class Stops:
         found = self._next.get((state, character))
         if found is None:
             at = self.begun[state]
-            begins = [stop for stop in self._begins[state] if stop[at : at + 1] == character]
+            begins = [stop for stop in self.begins[state] if stop[at : at + 1] == character]
             found = self._added(state, character, begins) if begins else 0
             self._next[state, character] = found
         return found
@@ -33,7 +33,7 @@ class Stops:
     def _added(self, parent: int, character: str, begins: Sequence[str]) -> int:
         length = self.begun[parent] + 1
         shorter = self.after(self._shorter[parent], character) if parent else 0
-        self._begins.append(begins)
+        self.begins.append(begins)
         self._shorter.append(shorter)
         self.begun.append(length)
         ends = any(len(stop) == length for stop in begins)
@@ -62,8 +62,8 @@ class StopFinder:
 
     def push(self, text: str) -> str:
         """The text that certainly precedes any stop string."""
-        if self.found:
-            return ""
+        if self.found or not self._stops.begins[0]:
+            return "" if self.found else text
         stops, new, text = self._stops, text, self._held + text
         for end, character in enumerate(new, len(text) - len(new) + 1):
             self._state = stops.after(self._state, character)

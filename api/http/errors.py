@@ -52,6 +52,10 @@ class ApiError(Exception):
         self.code = code
 
 
+def busy(reason: str) -> ApiError:
+    return ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
+
+
 Shape = Callable[[ApiError], Mapping[str, Any]]  # an error as the body of a dialect
 
 
@@ -71,7 +75,7 @@ def refusal(error: RefusedError) -> ApiError:
         case OverloadedError():
             return ApiError(429, str(error), {"Retry-After": str(math.ceil(error.retry_after_s))})
         case DrainingError():
-            return ApiError(503, str(error), {"Retry-After": str(RETRY_AFTER_S)})
+            return busy(str(error))
         case _:
             raise error
 

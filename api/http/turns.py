@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from api.http.errors import RETRY_AFTER_S, ApiError
+from api.http.errors import busy
 
 SHORT = 2**13  # characters or bytes: some 2 to 10 ms of work
 PER_S = 2**23  # two million tokens: far more than a model reads
@@ -39,8 +39,7 @@ class Turns:
             yield
             return
         if not self._lock.acquire(timeout=MOST_WAIT_S):
-            message = "other long texts are being read; try again"
-            raise ApiError(503, message, {"Retry-After": str(RETRY_AFTER_S)})
+            raise busy("other long texts are being read; try again")
         try:
             self._sleep(max(0.0, self._next_s - self._clock()))
             start_s = self._clock()

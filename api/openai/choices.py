@@ -28,12 +28,12 @@ class Token:
     logprobs: TokenLogprobs | None  # None: the first of a prompt, which nothing predicts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen takes three times as long to make
 class Segment:
     index: int
     text: str
-    tokens: Sequence[Token]  # that begin in this text, where logprobs are asked for
-    finish: Finish | None
+    tokens: Sequence[Token] = ()  # that begin in this text, where logprobs are asked for
+    finish: Finish | None = None
     ending: Sequence[Token] = ()  # the same of an end token or a stop string, no part of any text
     calls: Sequence[CallPiece] = ()  # that follow this text
     reasoning: str = ""  # before this text
@@ -65,11 +65,12 @@ class Choice:
         self._prompt_tokens = prompt_tokens
         self._most_tokens = most_tokens
         self._prompt_due = echo
+        self._scored = inference.sampling.logprobs is not None
         self._follower = Follower(inference, service.tokenizer, prompt_tokens)
         self._finder = StopFinder(stops, included=stop_included)
         self._parser = parser
         self.reasoning_tokens = 0  # generated, the mark that ends reasoning included
-        self._end_token = False  # the newest one is
+        self._is_plain = parser is None and not (stops.begins[0] or self._scored)
         self._decoded = 0  # characters, those held back included
         self._sent = 0  # characters
         self._unsent: list[Token] = []
@@ -84,6 +85,18 @@ class Choice:
         return self.finish is not None
 
     def read(self) -> Iterator[Segment]:
+        if not self._is_plain or self._prompt_due:
+            yield from self._by_token()
+            return
+        text = self._follower.text(self._most_tokens)
+        if self._follower.ended:
+            self._service.outcome(self.inference)
+            text += self._follower.rest()
+            self.finish = self._reason()
+        if text or self.finish:
+            yield Segment(self.index, text, (), self.finish)
+
+    def _by_token(self) -> Iterator[Segment]:
         new = self._follower.new()
         if self._follower.ended and not self._is_cut:
             self._service.outcome(self.inference)
@@ -120,10 +133,10 @@ class Choice:
         return self._finder.found or (self._parser is not None and self._parser.complete)
 
     def _is_complete(self) -> bool:
-        return self._is_cut or self._end_token or self.generated == self._most_tokens
+        return self._is_cut or self._follower.met_end or self.generated == self._most_tokens
 
     def _reason(self) -> Finish:
-        if not (self._is_cut or self._end_token):
+        if not (self._is_cut or self._follower.met_end):
             return "length"
         return "tool_calls" if self._parser is not None and self._parser.calls else "stop"
 
@@ -138,10 +151,9 @@ class Choice:
         return self._parser.push(text)
 
     def _take(self, token: NewToken) -> str:
-        if self.inference.sampling.logprobs is not None:
+        if self._scored:
             logprobs = self.inference.logprobs[token.index]
             self._unsent.append(Token(token.id, self._decoded, logprobs))
-        self._end_token = token.is_end
         self._decoded += len(token.text)
         if token.is_end or self.generated <= self.inference.sampling.min_tokens:
             return token.text  # no stop is looked for in it, as in vLLM
@@ -153,7 +165,7 @@ class Choice:
         if self.finish is None or self._finder.found:
             shown = sum(token.offset < self._sent for token in self._unsent)
         else:
-            shown = len(self._unsent) - self._end_token
+            shown = len(self._unsent) - self._follower.met_end
         ready, rest = self._unsent[:shown], self._unsent[shown:]
         self._unsent = rest if self.finish is None else []
         return ready, [] if self.finish is None else rest

@@ -14,12 +14,13 @@ from api.follow import awaited
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
+from api.openai.choices import Segment
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import Generation, Generations
 from api.openai.served import ServedModel
 from api.openai.shapes import ModelCard, ModelList
 from api.service import Service
-from api.stream import event, event_stream
+from api.stream import event, event_stream, text_event
 
 DONE = b"data: [DONE]\n\n"
 
@@ -44,15 +45,21 @@ class Calls:
         service = self._service
         service.submit(*inferences, asked=wanted)
 
+        def text_of(index: int) -> Callable[[str], bytes]:
+            return text_event(lambda text: next(form.chunks(Segment(index, text))))
+
         def events() -> Iterator[bytes | None]:
+            texts = [text_of(index) for index in range(len(inferences))]
             for chunk in form.opening(len(inferences)):
                 yield event(chunk)
             for segment in generation.segments():
                 if segment is None:
                     yield None
                     continue
-                for chunk in form.chunks(segment):
-                    yield event(chunk)
+                if segment.tokens or segment.finish or segment.calls or segment.reasoning:
+                    yield from map(event, form.chunks(segment))
+                else:
+                    yield texts[segment.index](segment.text)
             if wanted.include_usage:
                 yield event(form.last(generation.usage()))
             yield DONE

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from flask import Response, g, jsonify, request
@@ -22,7 +23,7 @@ from api.responses.making import Maker
 from api.responses.stored.background import Background
 from api.responses.stored.events import GONE, EventLogs, encoded
 from api.responses.stored.kept import Kept
-from api.responses.stored.lines import ResponseLines
+from api.responses.stored.lines import response_line
 from api.service import Service
 from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
@@ -40,7 +41,7 @@ class ResponseCalls:
         self._executor = ThreadPoolExecutor(1, "responses")
         self.kept = Kept(jobs, service.config)
         self._maker = Maker(generations, self.kept)
-        self.line = ResponseLines(self._maker, self.kept)
+        self.line = partial(response_line, self._maker, self.kept)
         self._logs = EventLogs()
         self._background = Background(service, self.kept, self._executor, self._logs)
         self.has_begun = self._background.has_begun

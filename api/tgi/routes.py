@@ -19,11 +19,11 @@ from werkzeug.exceptions import HTTPException
 
 from api.follow import awaited, follow
 from api.http.body import read_object
-from api.http.errors import ApiError, error_response, http_error, internal_error
+from api.http.errors import ApiError, busy, error_response, http_error, internal_error
 from api.openai.answers import error_shape
 from api.openai.routes import Calls, with_openai_errors
 from api.openai.served import ServedModel
-from api.service import READY, Service, busy_compiling
+from api.service import COMPILING, READY, Service
 from api.stream import event, event_stream
 from api.tgi.answers import (
     STATUS,
@@ -119,7 +119,7 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         except GrammarError as error:
             raise InvalidError(f"grammar is not valid: {error}") from None
         except GrammarsBusyError as error:
-            raise busy_compiling() from error
+            raise busy(COMPILING) from error
         return constraint
 
     def prepare(

@@ -265,6 +265,8 @@ def test_any_valid_request_gets_exactly_its_tokens_streamed_or_not(
     assert streamed.mimetype == "text/event-stream"
     lines = streamed.get_data(as_text=True).split("\n")
     *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    written = [json.dumps(piece, separators=(",", ":")) for piece in [*pieces, last]]
+    assert [line for line in lines if line] == [f"data: {piece}" for piece in written]
     assert "".join(piece["text"] for piece in pieces) == last["generated"] == text
     assert sum(piece["tokens"] for piece in pieces) == num_tokens
     assert last["timing"].keys() == whole.pop("timing").keys()

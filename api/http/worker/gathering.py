@@ -25,11 +25,11 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
-from api.http.errors import ApiError
+from api.http.errors import ApiError, busy
 from api.http.worker.incoming import PIECE_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.worker.outgoing import Outgoing
-from api.http.worker.refusals import RefusedBody, no_thread, too_few_files, too_much_held
+from api.http.worker.refusals import RefusedBody
 from api.http.worker.threads import Threads
 from web.keys import bearer_key, is_valid
 from web.pace import Pace
@@ -233,7 +233,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._count(conn)
         held_bytes = self._held_bytes + incoming.missing_bytes
         if incoming.gathers_body and held_bytes > self.most_held_bytes:
-            self._refuse(conn, too_much_held())
+            reason = "the server holds too many bytes of requests (--max-held-bytes); try again"
+            self._refuse(conn, busy(reason))
             ready = True
         if ready:
             self._take(conn)
@@ -250,7 +251,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 refusal = self.intake.refusal()
                 # the other half is for probes and for clients that are still sending
                 if refusal is None and len(self.intake.pending) >= self.worker_connections // 2:
-                    refusal = too_few_files()
+                    refusal = busy(
+                        "the server has too few files for more waiting requests; try again"
+                    )
                 if refusal is None:
                     self._end_wait(conn)
                     self.intake.add(conn)
@@ -300,7 +303,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 return
             except RuntimeError as error:
                 log.warning("a request is refused: %s", error)
-                self._refuse(conn, no_thread())
+                self._refuse(
+                    conn, busy("the system allows the server no further thread; try again")
+                )
         self._refusing.submit(partial(self._serve, conn))
 
     def _refuse(self, conn: TConn, refusal: ApiError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from api.http.worker.outgoing import Outgoing
 from api.http.writer import COMMENT, Writer
+from api.stream import text_event
 from engine.inference import Inference
 from requested import Sampling
 
@@ -104,6 +106,15 @@ def exactly(client: socket.socket, size: int) -> bytes:
     return bytes(received)
 
 
+def test_an_event_of_a_text_is_what_json_writes() -> None:
+    def made(text: str) -> dict[str, object]:
+        return {"id": '"', "choices": [{"index": 0, "text": text, "logprobs": None}]}
+
+    told = '"\\/</\x00\x1f\n\x7f\x80\u2028\ufeff\ud800 \udfff\ud800\U0001f600\ufdd0\uffff'
+    written = json.dumps(made(told), separators=(",", ":"))
+    assert text_event(made)(told) == b"data: " + written.encode() + b"\n\n"
+
+
 def test_events_are_written_when_announced(pairs: Iterator[Pair], serve: Serve) -> None:
     pair, told = next(pairs), Told()
     told.tell(b"before, ")
@@ -179,32 +190,24 @@ def test_a_client_that_does_not_read_keeps_only_itself_waiting(
     assert b"".join(body.result(PATIENCE_S)) == b""
 
 
-def test_events_that_fail_end_their_own_stream_after_earlier_events(
+def test_events_that_fail_and_a_client_that_has_gone_end_their_own_stream(
     pairs: Iterator[Pair], serve: Serve
 ) -> None:
-    failing, other = next(pairs), next(pairs)
-    told_failing, told_other = Told(), Told()
-    bodies = serve(told_failing, failing.ours), serve(told_other, other.ours)
+    failing, gone, other = next(pairs), next(pairs), next(pairs)
+    told_failing, told_gone, told_other = Told(), Told(), Told()
+    body_failing, body_gone = serve(told_failing, failing.ours), serve(told_gone, gone.ours)
+    body = serve(told_other, other.ours)
     told_failing.tell(b"first", ZeroDivisionError("a fault"))
     with pytest.raises(ZeroDivisionError, match="a fault"):
-        bodies[0].result(PATIENCE_S)
-    assert exactly(failing.theirs, 5) == b"first"
-    told_other.tell(b"still here", None)
-    assert exactly(other.theirs, 10) == b"still here"
-    bodies[1].result(PATIENCE_S)
-
-
-def test_a_client_that_has_gone_ends_its_own_stream(pairs: Iterator[Pair], serve: Serve) -> None:
-    gone, other = next(pairs), next(pairs)
-    told_gone, told_other = Told(), Told()
-    bodies = serve(told_gone, gone.ours), serve(told_other, other.ours)
+        body_failing.result(PATIENCE_S)
+    assert exactly(failing.theirs, 5) == b"first"  # earlier events were sent
     gone.theirs.close()
     told_gone.tell(b"this is not read")
     with pytest.raises(ConnectionError):
-        bodies[0].result(PATIENCE_S)
+        body_gone.result(PATIENCE_S)
     told_other.tell(b"still here", None)
     assert exactly(other.theirs, 10) == b"still here"
-    bodies[1].result(PATIENCE_S)
+    body.result(PATIENCE_S)
 
 
 def test_events_from_many_threads_are_all_written(pairs: Iterator[Pair], serve: Serve) -> None:

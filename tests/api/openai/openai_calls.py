@@ -43,6 +43,7 @@ def chunks(client: FlaskClient, path: str = "/v1/completions", **fields: Any) ->
     *events, done, rest = answer.get_data(as_text=True).split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     parts = [json.loads(line.removeprefix("data: ")) for line in events]
+    assert events == ["data: " + json.dumps(part, separators=(",", ":")) for part in parts]
     assert all(isinstance(part["system_fingerprint"], str) for part in parts)
     return parts
 
