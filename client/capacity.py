@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from client.analysis.backlog import Backlog
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, TOKENS, VALID, judge
 from client.analysis.metrics import Measured, measure
@@ -31,17 +29,23 @@ from client.load.servers.processes import Server, ServerError, end_as_ctrl_c
 from client.load.servers.stats import settled_stats, stats
 from client.load.servers.system import MODES, System, server_command
 from client.load.workers import Crew
-from client.options.rules import check, require_rate
-from client.options.shape import add_shape_options, recipe_from
+from client.options.rules import check, declare, require_rate
+from client.options.shape import add_common_options, add_shape_options, recipe_from
 from client.report.findings import Findings, Probe
 from client.report.words import objectives_text
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
 from client.workloads.words import Words
 
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
 _START = 0.7  # of the limit, where a search begins
+_DECLARED = """
+--requests N: requests per probe, of a trace others for each seed; more if these end too soon for a
+    verdict (%(default)s)
+--seeds N: sample paths (%(default)s)
+--precision FACTOR: width of the bracket (%(default)s)
+"""
 
 
 @dataclass(slots=True)
@@ -109,28 +113,8 @@ def parser() -> argparse.ArgumentParser:
     where = p.add_mutually_exclusive_group(required=True)
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
     where.add_argument("--target", help="a running server, as for client.py")
-    p.add_argument("--model", help="of --mode (embedded)")
-    p.add_argument("--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives")
-    p.add_argument(
-        "--slo-multiple", type=float,
-        help="instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)",
-    )  # fmt: skip
-    p.add_argument(
-        "--share", type=float, default=0.9, help="share that must meet the objectives (0.9)"
-    )
-    p.add_argument(
-        "--requests", type=int, default=100,
-        help="requests per probe; more if these end too soon for a verdict (100)",
-    )  # fmt: skip
-    p.add_argument("--seeds", type=int, default=3, help="sample paths (3)")
-    p.add_argument("--seed", type=int, default=0, help="first seed (0)")
-    p.add_argument("--precision", type=float, default=0.05, help="width of the bracket (0.05)")
-    p.add_argument(
-        "--calibrate-s", type=float, default=10.0, help="seconds to measure a request alone (10)"
-    )
-    p.add_argument("--start-s", type=float, help="seconds that --mode may take to start (600)")
-    p.add_argument("--json", action="store_true", help="print all figures as JSON")
-    p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
+    declare(p, _DECLARED, requests=100, seeds=3, precision=0.05)
+    add_common_options(p, calibrate_s=10.0)
     add_shape_options(p, _DEFAULTS)
     return p
 
@@ -140,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     try:
         check(args)
-        recipe = recipe_from(args, _DEFAULTS, requests=args.requests, rate=1.0)
+        recipe = varied(recipe_from(args, _DEFAULTS, requests=args.requests, rate=1.0))
         require_rate(recipe.arrivals)
         make(recipe)
         objectives = parse_objectives(args.slo) if args.slo else None
@@ -180,20 +164,25 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         objectives = found.objectives or alone.objectives(args.slo_multiple or 5.0)
         found.objectives = objectives
         say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
-        longest = float(np.max([r.output_tokens for r in make(recipe).requests]))
         server = fleet.server(system)
         found.server = stats(server.target)
         limit = knee(system, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
         say(f"{system.name}: its limit is {limit:.3g} requests/s")
         # Long enough for a growing queue to exceed the objectives.
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
+        requests = max(args.requests, math.ceil(limit * least_s))
+        seeds = range(args.seed, args.seed + args.seeds)
+        samples = [make(replace(recipe, requests=requests, seed=seed)) for seed in seeds]
+        longest = max(r.output_tokens for sample in samples for r in sample.requests)
+        if note := samples[0].generator.get("trace"):
+            say(f"each seed plays {note}")
         latest = _latest_good_end(objectives, longest)
         search = Search(
             found, server, fleet.crew, fleet.words,
             None if latest is None else max(latest, 5 * alone.longest_s),
-            max(args.requests, math.ceil(limit * least_s)),
+            requests,
         )  # fmt: skip
-        for seed in range(args.seed, args.seed + args.seeds):
+        for seed in seeds:
             found.brackets.append(
                 bracket(
                     seed, _START * limit, args.precision,

@@ -39,10 +39,6 @@ class Figure:
     deferred: bool = False
 
 
-def ttft(requests: Requests) -> Floats:
-    return _first(requests, "origin_s")
-
-
 def tpot(requests: Requests) -> Floats:
     """(last token - first token) / (tokens - 1), of responses with two tokens or more."""
     return _known(tpot_by_row(requests))
@@ -61,14 +57,6 @@ def itl(requests: Requests) -> Floats:
     """The gaps between consecutive tokens of a request; tokens of the same event are 0 apart."""
     gaps: Floats = np.diff(requests.token_s)[np.diff(requests.token_row) == 0]
     return gaps
-
-
-def e2e(requests: Requests) -> Floats:
-    return _end(requests, "origin_s")
-
-
-def queue(requests: Requests) -> Floats:
-    return _known(requests["queue_s"])
 
 
 def _first(requests: Requests, since: str) -> Floats:
@@ -91,18 +79,21 @@ def _whole(tokens: float) -> float:
 
 
 THROUGHPUT = Figure("throughput", "tok/s", "tokens_per_s", None, paired=True, skewed=False)
-TTFT = Figure("ttft", "TTFT", "s", ttft, paired=True, lag=_whole)
+TTFT = Figure("ttft", "TTFT", "s", lambda r: _first(r, "origin_s"), paired=True, lag=_whole)
 TPOT = Figure("tpot", "TPOT", "s", tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
 ITL = Figure("itl", "ITL", "s", itl, lag=_whole)
-E2E = Figure("e2e", "E2E", "s", e2e, paired=True, lag=_whole)
+E2E = Figure("e2e", "E2E", "s", lambda r: _end(r, "origin_s"), paired=True, lag=_whole)
+QUEUE = Figure(
+    "queue", "queue, reported by the server", "s", lambda r: _known(r["queue_s"]), in_summary=False
+)
 LATENCIES = (
     TTFT,
     TPOT,
     ITL,
     E2E,
-    Figure("ttft_sent", "TTFT from the send", "s", lambda requests: _first(requests, "sent_s")),
-    Figure("e2e_sent", "E2E from the send", "s", lambda requests: _end(requests, "sent_s")),
-    Figure("queue", "queue, reported by the server", "s", queue, in_summary=False),
-    Figure("deferred_e2e", "E2E of deferred", "s", e2e, in_summary=False, deferred=True),
+    Figure("ttft_sent", "TTFT from the send", "s", lambda r: _first(r, "sent_s")),
+    Figure("e2e_sent", "E2E from the send", "s", lambda r: _end(r, "sent_s")),
+    QUEUE,
+    Figure("deferred_e2e", "E2E of deferred", "s", E2E.values, in_summary=False, deferred=True),
 )
 PAIRED = tuple(figure for figure in (THROUGHPUT, *LATENCIES) if figure.paired)

@@ -1,9 +1,10 @@
 """Whether a run can be trusted: checks, whose findings every report shows.
 
 VALID; SATURATED (the server could not keep up, so latencies describe the run's length);
-INVALID-CLIENT (the measurement is wrong); FAILED (the server did not respond, or too many requests
-failed). A gate that invalidates single figures voids those: they are shown, marked, with the reason
-and a remedy, and the others stand. Pure functions."""
+INVALID-CLIENT (the measurement is wrong); DISTURBED (another client used the server); FAILED (the
+server did not respond, or too many requests failed). A gate that invalidates single figures voids
+those: they are shown, marked, with the reason and a remedy, and the others stand. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from client.analysis.statistics import PERCENTILES, Floats, percentile, ranked
 from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
+DISTURBED = "DISTURBED"
 LAG, TOKENS = "dispatch lag", "token conservation"
 ADVICE = "end other programs on this machine, or run the client on another one"
 LAGS = 5.0  # a latency below this many lags of the client reflects the client
 UNPLACED = 0.1  # of the tokens, which TPOT may be wrong by
-SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
+SEVERITY = (VALID, SATURATED, INVALID_CLIENT, DISTURBED, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,9 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
             return Gate(TOKENS, found, INVALID_CLIENT)
     if server_tokens is not None and len(done) == len(run.outcomes):
         found += f", {server_tokens} counted by the server"
-        if server_tokens != total:
+        if server_tokens > total:
+            return Gate(TOKENS, f"another client used this server: {found}", DISTURBED)
+        if server_tokens < total:
             return Gate(TOKENS, found, INVALID_CLIENT)
     if unplaced <= UNPLACED * total:
         return Gate(TOKENS, found)

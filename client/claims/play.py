@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from client.analysis.gates import FAILED, INVALID_CLIENT, judge
+from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import WarmUp, measure
 from client.analysis.requests import table_of, tokens_between
 from client.claims.catalogue import ROWS, Claim
@@ -63,7 +63,7 @@ class Played:
 def unsound(run: Run) -> str | None:
     """Why its figures cannot be used."""
     verdict = judge(run, measure(run, None, WarmUp(0.0, settled=True)))
-    return verdict.reason if verdict.word in (FAILED, INVALID_CLIENT) else None
+    return None if verdict.word in (VALID, SATURATED) else verdict.reason
 
 
 def play(

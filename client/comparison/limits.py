@@ -31,9 +31,9 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     server = fleet.server(system)
     took_s = time.monotonic() - before
     target = server.target
-    alone = replace(recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0)
+    alone = replace(recipe, seed=CALIBRATION_SEED, deferred_share=0.0)
     probe = fleet.crew.play(
-        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words),
+        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words, users=1),
         target,
         silence_s=FIRST_ANSWER_S,
     )
@@ -41,7 +41,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
     with live_view(f"capacity of {system.name}", count, leave=False) as watch:
         run = fleet.crew.play(
-            make(replace(alone, requests=count), fleet.words),
+            make(replace(alone, requests=count), fleet.words, users=1),
             target,
             silence_s=FIRST_ANSWER_S,
             watch=watch,
@@ -66,14 +66,8 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
     Raises ServerError if there is no response.
     """
     server = fleet.server(system)
-    closed = replace(
-        recipe,
-        arrivals=f"closed:users={CONCURRENCY}",
-        requests=20 * CONCURRENCY,
-        seed=CALIBRATION_SEED,
-        deferred_share=0.0,
-    )
-    workload = make(closed, fleet.words)
+    closed = replace(recipe, requests=20 * CONCURRENCY, seed=CALIBRATION_SEED, deferred_share=0.0)
+    workload = make(closed, fleet.words, users=CONCURRENCY)
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
     for longest_s in (seconds, 4 * seconds, 16 * seconds):
         with live_view(f"limit of {system.name}", len(workload.requests), leave=False) as watch:

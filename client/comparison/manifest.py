@@ -13,6 +13,7 @@ from client.analysis.comparison.results import Calibration, Played
 from client.comparison.schedule import Experiment
 from client.load.machine import commit, machine, versions
 from client.options.compare import CompareOptions
+from client.workloads.recipe import used
 
 
 def manifest_of(options: CompareOptions) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def manifest_of(options: CompareOptions) -> dict[str, Any]:
         "versions": versions(),
         "model": options.model,
         "systems": [c.name for c in options.systems],
-        "recipe": asdict(options.recipe),
+        "recipe": used(options.recipe),
     }
 
 

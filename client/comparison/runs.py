@@ -11,7 +11,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from client.analysis.comparison.results import Job, Loss, Played
-from client.analysis.gates import FAILED, INVALID_CLIENT, judge
+from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import measure
 from client.comparison.fleet import Fleet
 from client.comparison.schedule import Experiment, schedule
@@ -87,7 +87,7 @@ def _played(
     say(
         f"{title}: {measured.throughput:.0f} tok/s, {measured.ok} ok, "
         f"{measured.unfinished} unfinished, {verdict.word}"
-        + (f" ({verdict.reason})" if verdict.word in (INVALID_CLIENT, FAILED) else "")
+        + (f" ({verdict.reason})" if verdict.word not in (VALID, SATURATED) else "")
     )
     yield Played(job, run, stats, None if dead else iterations(target))
     if run.interrupted:

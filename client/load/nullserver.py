@@ -27,10 +27,6 @@ async def _inference(request: web.Request) -> web.StreamResponse:
         "num_tokens": tokens,
         "prompt_tokens": len(body["prompt"].split()),
     }
-    if not body.get("stream"):
-        await asyncio.sleep(gap_s * tokens)
-        timing = {"queue_s": 0.0, "ttft_s": gap_s, "latency_s": time.monotonic() - start}
-        return web.json_response({**done, "timing": timing})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for k in range(1, tokens + 1):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from client.load.play import SILENCE_S
-from client.options.rules import refuse_given
+from client.options.rules import declare, refuse_given
 from client.options.shape import add_shape_options, completed, recipe_from
 from client.workloads.recipe import Recipe, lengths_are_chosen, make
 from client.workloads.words import Words
@@ -17,78 +16,49 @@ SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)
 
 
+_SIMPLE = f"""
+--prompt TEXT: send this one prompt and print the completion
+--numtokens WHOLE: tokens to generate for --prompt (10)
+--numsamples N: number of requests (100; of a trace: all)
+--duration SECONDS: send for so long, instead of --numsamples
+--wait SECONDS: mean seconds between two requests (1.0; of a trace: its own)
+--selection {"|".join(SELECTIONS)}: output lengths: normal (as above), range (values of
+    --numtokens_range), buckets (5, 10, ... 145)
+--numtokens_range WHOLE...: values to draw lengths from ({" ".join(map(str, RANGE_TOKENS))})
+"""
+_LOAD = f"""
+--workload PATH: send this workload file (python -m client.workload make)
+--rate NUMBER: requests a second, instead of --wait
+--seed WHOLE: seed of the workload (0); with --prompt: of the server's sampling (random)
+--target TEXT: server, instead of IP and PORT: http://host:port, openai+http://...?model=m,
+    openai-chat+http://..., openai-responses+http://..., tgi+http://...
+--warmup DELAY: leave so many seconds at the start out of all figures (found by MSER-5 for steady
+    loads)
+--no-stream: request whole responses
+--drain-s DELAY: seconds after the last send until requests are cut (never)
+--timeout-s SECONDS: seconds of silence after which a request has failed ({SILENCE_S:g})
+--workers PROCESSES: processes that send, for servers faster than one can read (1)
+--keep-alive: reuse connections (by default each request opens one, as independent users do)
+--deferred-as-batch: send the deferred requests as one job of /v1/batches, due at their last
+    deadline
+"""
+_RESULTS = """
+--slo TEXT: objectives, for goodput: ttft:500ms,tpot:50ms,e2e:10s
+--out PATH: write report.html, pictures and raw data there
+--json: print all figures as JSON
+--self-test: measure the limit of this client
+"""
+
+
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="client.py",
         description="Sends load to a server and reports the result. Without options: 100 requests, "
         "about one a second, lengths normal(100, 50) clipped to 1..200, then the server's stats.",
     )
-    simple = p.add_argument_group("simple use")
-    simple.add_argument("--prompt", help="send this one prompt and print the completion")
-    simple.add_argument("--numtokens", type=int, help="tokens to generate for --prompt (10)")
-    simple.add_argument(
-        "--numsamples", type=int, metavar="N", help="number of requests (100; of a trace: all)"
-    )
-    simple.add_argument(
-        "--duration", type=float, metavar="S", help="send for S seconds, instead of --numsamples"
-    )
-    simple.add_argument(
-        "--wait", type=float, help="mean seconds between two requests (1.0; of a trace: its own)"
-    )
-    simple.add_argument(
-        "--selection", choices=SELECTIONS,
-        help="output lengths: normal (as above), range (values of --numtokens_range), buckets "
-        "(5, 10, ... 145)",
-    )  # fmt: skip
-    simple.add_argument(
-        "--numtokens_range", type=int, nargs="+", metavar="N",
-        help=f"values to draw lengths from ({' '.join(map(str, RANGE_TOKENS))})",
-    )  # fmt: skip
-    load = p.add_argument_group("load")
-    load.add_argument(
-        "--workload", type=Path, help="send this workload file (python -m client.workload make)"
-    )
-    load.add_argument("--rate", type=float, help="requests a second, instead of --wait")
-    load.add_argument(
-        "--seed", type=int,
-        help="seed of the workload (0); with --prompt: of the server's sampling (random)",
-    )  # fmt: skip
-    load.add_argument(
-        "--target",
-        help="server, instead of IP and PORT: http://host:port, openai+http://...?model=m, "
-        "openai-chat+http://..., openai-responses+http://..., tgi+http://...",
-    )
-    load.add_argument(
-        "--warmup", type=float, metavar="S",
-        help="leave the first S seconds out of all figures (found by MSER-5 for steady loads)",
-    )  # fmt: skip
-    load.add_argument("--no-stream", action="store_true", help="request whole responses")
-    load.add_argument(
-        "--drain-s", type=float, help="seconds after the last send until requests are cut (never)"
-    )
-    load.add_argument(
-        "--timeout-s", type=float,
-        help=f"seconds of silence after which a request has failed ({SILENCE_S:g})",
-    )  # fmt: skip
-    load.add_argument(
-        "--workers", type=int, metavar="N",
-        help="processes that send, for servers faster than one process can read (1)",
-    )  # fmt: skip
-    load.add_argument(
-        "--keep-alive", action="store_true",
-        help="reuse connections (by default each request opens one, as independent users do)",
-    )  # fmt: skip
-    load.add_argument(
-        "--deferred-as-batch", action="store_true",
-        help="send the deferred requests as one job of /v1/batches, due at their last deadline",
-    )  # fmt: skip
-    out = p.add_argument_group("results")
-    out.add_argument(
-        "--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives, for goodput"
-    )
-    out.add_argument("--out", type=Path, help="write report.html, pictures and raw data there")
-    out.add_argument("--json", action="store_true", help="print all figures as JSON")
-    out.add_argument("--self-test", action="store_true", help="measure the limit of this client")
+    declare(p, _SIMPLE, "simple use")
+    declare(p, _LOAD, "load")
+    declare(p, _RESULTS, "results")
     add_shape_options(p, Recipe())
     return p
 

@@ -13,15 +13,48 @@ from client.analysis.objectives import Objectives, parse_objectives
 from client.load.http.target import parse_target
 from client.load.machine import ROOT
 from client.load.servers.system import COMPARED, MODES, NO_WAIT, System, server_command
-from client.options.rules import check, require_rate
-from client.options.shape import add_shape_options, recipe_from
-from client.workloads.recipe import Recipe, make
+from client.options.rules import check, declare, require_rate
+from client.options.shape import add_common_options, add_shape_options, recipe_from
+from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
 
 BUDGETS_S = (280.0, 540.0)  # the second for a model whose runs do not fit into the first
 SEEDS = (6, 5, 4, 3)  # the most that fit
 SHARED_PREFIXES = "shared:prefixes=8,tokens=512"
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
+
+
+_DECLARED = f"""
+--modes TEXT: modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); ratios
+    refer to the first, and loads are multiples of its rate with one request at a time.
+    static:nowait starts batches at once (--max-wait-ms 0); beside static it runs at one load
+    (default {",".join(COMPARED)}; with --original {",".join(MODES)})
+--loads TEXT: offered loads as multiples of the first mode's rate with one request at a time, like
+    0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and beyond the
+    largest (default auto)
+--original: the experiment of the project that this one follows: 100 requests to each mode, about
+    one a second, output lengths normal between 1 and 200; takes about six minutes
+--distributions: instead of modes, compare FlexiRequest's five distributions of arrivals on one
+    server (the last system: dynamic), below and beyond its limit; prints a table
+--shared-prefixes: prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says
+    otherwise), and prefix caching in mode dynamic, which is otherwise off
+--seeds N: workloads per load, of a trace other parts for each, so that intervals contain more than
+    the machine's noise (default {SEEDS[0]}; for a slow model down to {SEEDS[-1]})
+--numsamples N: requests of a run at --loads 1; other loads send in proportion, so that all runs
+    take equally long (default: what fits --budget-s)
+--budget-s SECONDS: seconds in which to finish, instead of --numsamples (default {BUDGETS_S[0]:g};
+    for a slow model {BUDGETS_S[1]:g})
+--drain-s DELAY: seconds to wait for responses after the last send; then requests are cut and count
+    as unfinished (default: 5 times the longest response of a request alone)
+--servers together|restart: together: the servers of all modes stay up, all but one idle; restart:
+    one at a time, restarted for each seed (default: together if memory holds them all twice,
+    judging by the first)
+--no-control: do not compare dynamic (or the last) with itself
+--workers PROCESSES: processes that send, for servers faster than one can read (default %(default)s)
+--out PATH: folder to write (default results/<time>)
+--watch: print the address of a live page that shows all servers side by side while they are
+    measured; viewers take time from that, so the report goes to a temporary folder
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,104 +64,14 @@ def parser() -> argparse.ArgumentParser:
         "to results/<time>/. The default run ends within five minutes, of a slow model within ten.",
         epilog="Options after -- go to each server.sh, e.g. -- --max-batch-size 32",
     )
-    p.add_argument("--model", help="as for server.sh (default embedded)")
-    p.add_argument(
-        "--modes",
-        help="modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); ratios "
-        "refer to the first, and loads are multiples of its rate with one request at a time. "
-        "static:nowait starts batches at once (--max-wait-ms 0); beside static it runs at one load "
-        f"(default {','.join(COMPARED)}; with --original {','.join(MODES)})",
-    )  # fmt: skip
+    declare(p, _DECLARED, workers=1)
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
         help="also send the load to a running server: name=openai+http://host:port?model=m, "
         "openai-chat+http, openai-responses+http, tgi+http, or http for this project's API; "
         "repeatable",
     )  # fmt: skip
-    p.add_argument(
-        "--loads",
-        help="offered loads as multiples of the first mode's rate with one request at a time, "
-        "like 0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and "
-        "beyond the largest (default auto)",
-    )  # fmt: skip
-    p.add_argument(
-        "--original", action="store_true",
-        help="the experiment of the project that this one follows: 100 requests to each mode, "
-        "about one a second, output lengths normal between 1 and 200; takes about six minutes",
-    )  # fmt: skip
-    p.add_argument(
-        "--distributions", action="store_true",
-        help="instead of modes, compare FlexiRequest's five distributions of arrivals on one "
-        "server (the last system: dynamic), below and beyond its limit; prints a table",
-    )  # fmt: skip
-    p.add_argument(
-        "--shared-prefixes", action="store_true",
-        help=f"prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says "
-        "otherwise), and prefix caching in mode dynamic, which is otherwise off",
-    )  # fmt: skip
-    p.add_argument(
-        "--seeds", type=int,
-        help=f"workloads per load (default {SEEDS[0]}; for a slow model down to {SEEDS[-1]})",
-    )  # fmt: skip
-    p.add_argument(
-        "--numsamples", type=int, default=None,
-        help="requests of a run at --loads 1; other loads send in proportion, so that all runs "
-        "take equally long (default: what fits --budget-s)",
-    )  # fmt: skip
-    p.add_argument(
-        "--budget-s", type=float,
-        help="seconds in which to finish, instead of --numsamples (default "
-        f"{BUDGETS_S[0]:g}; for a slow model {BUDGETS_S[1]:g})",
-    )  # fmt: skip
-    p.add_argument(
-        "--drain-s", type=float, default=None,
-        help="seconds to wait for responses after the last send; then requests are cut and count "
-        "as unfinished (default: 5 times the longest response of a request alone)",
-    )  # fmt: skip
-    p.add_argument(
-        "--servers", choices=("together", "restart"), default=None,
-        help="together: the servers of all modes stay up, all but one idle; restart: one at a "
-        "time, restarted for each seed (default: together if memory holds them all twice, judging "
-        "by the first)",
-    )  # fmt: skip
-    p.add_argument(
-        "--calibrate-s", type=float, default=6.0,
-        help="seconds to measure the rate of one request at a time (default %(default)s)",
-    )  # fmt: skip
-    p.add_argument(
-        "--no-control", action="store_true", help="do not compare dynamic (or the last) with itself"
-    )  # fmt: skip
-    p.add_argument("--seed", type=int, default=0, help="first workload seed (default %(default)s)")
-    p.add_argument(
-        "--slo", default=None, metavar="ttft:500ms,tpot:50ms,e2e:10s",
-        help="objectives, for goodput and capacity",
-    )  # fmt: skip
-    p.add_argument(
-        "--slo-multiple", type=float,
-        help="instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)",
-    )  # fmt: skip
-    p.add_argument(
-        "--share", type=float, default=0.9,
-        help="share of the requests that must meet the objectives (default %(default)s)",
-    )  # fmt: skip
-    p.add_argument(
-        "--start-s", type=float, help="seconds that a server may take to start (default 600)"
-    )
-    p.add_argument(
-        "--workers", type=int, default=1,
-        help="processes that send, for servers faster than one process can read (default "
-        "%(default)s)",
-    )  # fmt: skip
-    p.add_argument(
-        "--out", type=Path, default=None, help="folder to write (default results/<time>)"
-    )
-    p.add_argument(
-        "--watch", action="store_true",
-        help="print the address of a live page that shows all servers side by side while they are "
-        "measured; viewers take time from that, so the report goes to a temporary folder",
-    )  # fmt: skip
-    p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
-    p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
+    add_common_options(p, calibrate_s=6.0)
     add_shape_options(p, _DEFAULTS)
     return p
 
@@ -171,7 +114,7 @@ def options_from(args: argparse.Namespace) -> CompareOptions:
         args.prompts = SHARED_PREFIXES
     loads = _loads(args.loads)
     systems = _systems(args)
-    recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
+    recipe = varied(recipe_from(args, _DEFAULTS, requests=1, rate=1.0))
     require_rate(recipe.arrivals)
     make(replace(recipe, requests=1000))  # a recipe that cannot be made is refused now
     objectives = parse_objectives(args.slo) if args.slo else None

@@ -1,4 +1,5 @@
-"""Which options go together, and the numbers that they allow, for all command lines.
+"""How options are declared, the numbers that they allow, and which go together, for all command
+lines.
 
 An option that would have no effect is refused with a sentence that says why. Options that are not
 given are None; a rule about an option that a command does not have does not apply to it.
@@ -8,15 +9,41 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from client.workloads.recipe import Recipe, has_rate, lengths_are_chosen
 from client.workloads.spec import SpecError
 
-MOST_WORKERS = 64
 DEFAULTS = Recipe()
+
+
+def _number(of: type[float], allowed: str, allows: Callable[[float], bool]) -> Callable[[str], Any]:
+    def read(text: str) -> float:
+        value = of(text)
+        if not allows(value):
+            raise argparse.ArgumentTypeError(f"must be {allowed}, not {value}")
+        return value
+
+    read.__name__ = of.__name__  # in argparse's message for a text that is no number
+    return read
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "TEXT": str,
+    "PATH": Path,
+    "NUMBER": float,
+    "WHOLE": int,
+    "N": _number(int, "at least 1", lambda n: n >= 1),
+    "PROCESSES": _number(int, "1 to 64", lambda n: 1 <= n <= 64),
+    "SHARE": _number(float, "in (0, 1]", lambda share: 0 < share <= 1),
+    "FACTOR": _number(float, "> 0", lambda value: 0 < value < math.inf),
+    "SECONDS": _number(float, "seconds > 0", lambda seconds: 0 < seconds < math.inf),
+    "DELAY": _number(float, "seconds >= 0", lambda seconds: 0 <= seconds < math.inf),
+}
 SHAPE_OPTIONS = (
     "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
     "--deadline-s",
@@ -35,6 +62,28 @@ def option(args: Options, name: str) -> Any:
     """The value of an option; None where it was not given, or the command does not have it."""
     value = getattr(args, name.lstrip("-").replace("-", "_"), None)
     return None if value is False or value == [] else value
+
+
+def declare(parser: argparse.ArgumentParser, text: str, title: str = "", **defaults: Any) -> None:
+    """Adds the options of a text, which is also their help.
+
+    Each is ``--flag KIND: help``, further lines of which are indented. A kind is one of `KINDS`,
+    with `...` for one value or more, or a choice ``a|b``; an option without one is a switch.
+    """
+    group = parser.add_argument_group(title) if title else parser
+    for entry in re.split(r"^(?=--)", text.strip(), flags=re.MULTILINE)[1:]:
+        head, _, told = entry.partition(": ")
+        flag, _, kind = head.partition(" ")
+        name, more = kind.removesuffix("..."), "+" if kind.endswith("...") else None
+        about: dict[str, Any] = {"help": " ".join(told.split())}
+        if not kind:
+            about["action"] = "store_true"
+        elif name in KINDS:
+            about |= {"type": KINDS[name], "metavar": name, "nargs": more}
+        else:
+            about["choices"] = name.split("|")
+        group.add_argument(flag, **about)
+    parser.set_defaults(**defaults)
 
 
 def given(*names: str) -> Callable[[Options], bool]:
@@ -138,39 +187,11 @@ RULES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The numbers that some options allow."""
-
-    options: tuple[str, ...]
-    allowed: str
-    allows: Callable[[float], bool]
-
-
-BOUNDS = (
-    Bound(("--seeds", "--numsamples", "--requests"), "at least 1", lambda n: n >= 1),
-    Bound(("--workers",), f"1 to {MOST_WORKERS}", lambda n: 1 <= n <= MOST_WORKERS),
-    Bound(("--share",), "in (0, 1]", lambda share: 0 < share <= 1),
-    Bound(("--slo-multiple", "--precision"), "> 0", lambda value: 0 < value < math.inf),
-    Bound(
-        ("--wait", "--duration", "--timeout-s", "--budget-s", "--calibrate-s", "--start-s"),
-        "seconds > 0",
-        lambda seconds: 0 < seconds < math.inf,
-    ),
-    Bound(("--warmup", "--drain-s"), "seconds >= 0", lambda seconds: 0 <= seconds < math.inf),
-)
-
-
 def check(args: Options) -> None:
-    """Raises SpecError for an option without effect, and for a number that is not allowed."""
+    """Raises SpecError for an option without effect."""
     for rule in RULES:
         if rule.condition(args):
             refuse_given(args, rule.options, rule.why)
-    for bound in BOUNDS:
-        for name in bound.options:
-            value = option(args, name)
-            if value is not None and not bound.allows(value):
-                raise SpecError(f"{name} must be {bound.allowed}, not {value}")
 
 
 def refuse_given(args: Options, names: tuple[str, ...], why: str) -> None:

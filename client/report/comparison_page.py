@@ -15,7 +15,7 @@ from client.analysis.comparison.length_variance import Prediction
 from client.analysis.comparison.results import Calibration, Result
 from client.analysis.comparison.summary import final, names_of
 from client.analysis.figures import E2E, TTFT
-from client.analysis.gates import ADVICE, FAILED, INVALID_CLIENT
+from client.analysis.gates import ADVICE
 from client.analysis.metrics import FRONT
 from client.load.servers.stats import described
 from client.report.comparison import Comparison
@@ -34,7 +34,7 @@ from client.report.tables import (
     ratio_text,
     short_table,
 )
-from client.report.words import sentences
+from client.report.words import contained, sentences
 
 
 def as_text(c: Comparison) -> str:
@@ -48,6 +48,7 @@ def as_text(c: Comparison) -> str:
 
 def write_comparison_page(path: Path, c: Comparison) -> None:
     manifest = c.manifest
+    reading = [*_READING, contained(manifest["recipe"]["arrivals"])]
     write_page(
         path,
         f"Batching compared: {manifest['model']}",
@@ -57,7 +58,7 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
             *([Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in c.losses])]
               if c.losses else []),
             *(_loads(c) if c.points else []),
-            Section("How to read it", _READING, folded=True),
+            Section("How to read it", reading, folded=True),
             Section("Every run and its gates", folds=[_gates(r) for r in c.results], folded=True),
             Section("Servers", _servers(manifest), folded=True),
             Section("Manifest", folds=[Fold("all of it", json.dumps(manifest, indent=1))],
@@ -163,7 +164,7 @@ def _doubtful(c: Comparison) -> list[str]:
     return [
         f"{p.system} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in c.points
-        if p.verdict in (INVALID_CLIENT, FAILED)
+        if not p.usable
     ]
 
 
@@ -240,7 +241,7 @@ def _configuration(manifest: dict[str, Any]) -> str:
         f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
         f"{manifest.get('cores', 'cores unknown')}; "
         f"commit {manifest['commit']}; {runs}"
-        f"arrivals {recipe['arrivals']}, output tokens {recipe['output_tokens']}"
+        f"arrivals {recipe['arrivals']}, output tokens {recipe.get('output_tokens', 'its own')}"
     )
 
 

@@ -13,8 +13,8 @@ from client.load.machine import commit, machine, versions
 from client.load.servers.stats import described
 from client.load.servers.system import System
 from client.report.html.page import Row, Table
-from client.report.words import objectives_text
-from client.workloads.recipe import Recipe
+from client.report.words import contained, objectives_text
+from client.workloads.recipe import Recipe, used
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class Findings:
             if found.low is not None and found.high is not None:
                 interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
             lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")
+            lines.append(contained(self.recipe.arrivals))
         else:
             lines.append(f"capacity of {name}: not found")
         if self.reason is not None:
@@ -95,7 +96,7 @@ class Findings:
             "objectives": None if self.objectives is None else asdict(self.objectives),
             "share": self.share,
             "alone": None if self.alone is None else asdict(self.alone),
-            "recipe": asdict(self.recipe),
+            "recipe": used(self.recipe),
             "server": self.server,
             "machine": machine(),
             "versions": versions(),

@@ -77,6 +77,18 @@ def _limit(found: Headline, system: str, names: Sequence[str]) -> str:
     return f"{sentence}, {' and '.join(others)}. Each counts at the load where it delivered most."
 
 
+def contained(arrivals: str) -> str:
+    """What intervals over seeds contain."""
+    if not arrivals.startswith("trace:"):
+        return "Intervals contain the workload's chance, another sample a seed, and the machine's."
+    if "resample=true" in arrivals:
+        return (
+            "Intervals contain which parts of the trace are played, others for each seed, and the "
+            "machine's noise."
+        )
+    return "Intervals contain the machine's noise only: each seed plays the same requests."
+
+
 def rate(requests_per_s: float) -> str:
     value = f"{requests_per_s:.3g}"
     return f"{value} request{'' if value == '1' else 's'} a second"

@@ -29,19 +29,19 @@ class Burstiness:
     ``cv`` of the gaps; ``b`` = (cv-1)/(cv+1) (Goh and Barabasi, EPL 81, 2008); ``memory`` =
     correlation of successive gaps (same paper); ``ties`` = share of gaps that are zero. ``level``
     is judged on cv_rate in windows of a hundredth of the duration: low <= 0.15 < medium <= 0.8 <
-    high; None where n does not support one word.
+    high; None where n does not support one word. The defaults are those of all at once.
     """
 
     n: int
     duration_s: float
-    rate: float
-    cv: float
-    b: float
-    memory: float
-    ties: float
-    dispersion: tuple[Dispersion, ...]
-    cv_rate: float
-    level: str | None
+    rate: float = math.inf
+    cv: float = math.nan
+    b: float = math.nan
+    memory: float = math.nan
+    ties: float = 1.0
+    dispersion: tuple[Dispersion, ...] = ()
+    cv_rate: float = math.inf
+    level: str | None = "high"
 
 
 def dispersion(times: Times, duration_s: float, window_s: float) -> Dispersion:
@@ -71,18 +71,7 @@ def describe(times: Times, duration_s: float) -> Burstiness:
     mean_gap = float(gaps.mean())
     if mean_gap <= 0 or duration_s <= 0:
         # All at once: no gap to speak of, everything ties.
-        return Burstiness(
-            times.size,
-            duration_s,
-            math.inf,
-            math.nan,
-            math.nan,
-            math.nan,
-            1.0,
-            (),
-            math.inf,
-            "high",
-        )
+        return Burstiness(times.size, duration_s)
     rate = times.size / duration_s
     cv = float(gaps.std(ddof=1)) / mean_gap
     widths = [w / rate for w in (1, 10, 100, 1000) if w / rate * 5 <= duration_s]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,7 @@ _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", 
 class Recipe:
     """What a workload is made from; the file's header contains it.
 
-    ``rate`` is in requests a second; None keeps a trace's own rate. ``prompt_tokens`` and
-    ``output_tokens`` are ignored where ``arrivals`` is a trace, which has its own lengths.
+    ``rate`` is in requests a second; None keeps a trace's own rate. A trace has its own lengths.
     ``exact_duration`` stretches the path so that the last of n arrivals comes at n/rate, as vLLM
     does: runs of one rate then offer exactly the same load.
     """
@@ -64,35 +64,50 @@ class Recipe:
             raise SpecError(f"the seed must be a whole number >= 0, not {self.seed}")
 
 
-def make(recipe: Recipe, words: Words | None = None) -> Workload:
-    """Make the workload, with prompts of these words, by default the embedded vocabulary's;
+def used(recipe: Recipe) -> dict[str, Any]:
+    """What of it has an effect."""
+    trace, open_loop = recipe.arrivals.startswith("trace:"), has_rate(recipe.arrivals)
+    without = {
+        "prompt_tokens": trace or not lengths_are_chosen(recipe.prompts),
+        "output_tokens": trace,
+        "rate": not open_loop,
+        "exact_duration": trace or not open_loop,
+        "deadline_s": not recipe.deferred_share,
+    }
+    return {name: value for name, value in asdict(recipe).items() if not without.get(name)}
+
+
+def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None) -> Workload:
+    """Make the workload, with prompts of these words, by default the embedded vocabulary's.
+    ``users``: the same kind of requests in a closed loop of so many, whatever the arrivals.
+
     SpecError where the recipe asks for something impossible."""
-    generator = {**asdict(recipe), "numpy": np.__version__}
+    generator = {**used(recipe), "numpy": np.__version__}
     if lengths_are_chosen(recipe.prompts):
         words = words or embedded_words()
         generator["vocabulary_sha256"] = words.sha256
     if recipe.arrivals.startswith("trace:"):
-        trace = read_trace(recipe.arrivals, _seed(recipe, "arrivals"))
+        closed, seed = users is not None, _seed(recipe, "arrivals")
+        trace = read_trace(recipe.arrivals, seed, recipe.requests, resample=closed)
         generator["trace"] = trace.note
-        return _fill(recipe, words, generator, trace)
+        requests, duration = _fill(recipe, words, trace)
+        if closed:
+            return _closed(generator, requests, users)
+        return seal(generator, requests, duration, steady=False)
     if recipe.requests is None or (
         recipe.rate is None and not recipe.arrivals.startswith("closed")
     ):
         raise SpecError("the number of requests and the rate can be left open with a trace only")
-    n, process = recipe.requests, parse_arrivals(recipe.arrivals)
+    n = recipe.requests
+    process = parse_arrivals(recipe.arrivals) if users is None else Closed(users)
     prompt_lengths = draw(parse_sizes(recipe.prompt_tokens), n, _rng(recipe, "prompt lengths"))
     output_lengths = draw(parse_sizes(recipe.output_tokens), n, _rng(recipe, "output lengths"))
     if isinstance(process, Closed):
-        think = _rng(recipe, "think").exponential(process.think, n) if process.think else [0.0] * n
-        requests = [
-            replace(r, at_s=None, think_s=round(float(t), 6))
-            for r, t in zip(
-                _requests(recipe, words, np.zeros(n), prompt_lengths, output_lengths),
-                think,
-                strict=True,
-            )
-        ]
-        return seal(generator, requests, 0.0, steady=True, users=process.users)
+        requests = _requests(recipe, words, np.zeros(n), prompt_lengths, output_lengths)
+        if process.think:
+            pauses = _rng(recipe, "think").exponential(process.think, n).round(6).tolist()
+            requests = [replace(r, think_s=t) for r, t in zip(requests, pauses, strict=True)]
+        return _closed(generator, requests, process.users)
     assert recipe.rate is not None  # refused above
     kind = parse_prefixed(recipe.prompts)
     turns = kind.turns if isinstance(kind, Conversation) else 1
@@ -114,23 +129,23 @@ def make(recipe: Recipe, words: Words | None = None) -> Workload:
     return seal(generator, requests, end / recipe.rate, steady=steady)
 
 
-def _fill(
-    recipe: Recipe, words: Words | None, generator: dict[str, object], trace: Trace
-) -> Workload:
-    n = min(trace.times.size, recipe.requests or trace.times.size)
-    times = trace.times[:n]
-    duration = trace.duration_s if n == trace.times.size else float(times[-1])
+def _closed(generator: dict[str, Any], requests: list[Request], users: int | None) -> Workload:
+    untimed = [replace(r, at_s=None) for r in requests]
+    return seal(generator, untimed, 0.0, steady=True, users=users)
+
+
+def _fill(recipe: Recipe, words: Words | None, trace: Trace) -> tuple[list[Request], float]:
+    """The trace's requests at the recipe's rate, and how long they are sent."""
+    times, duration = trace.times, trace.duration_s
     if recipe.rate is not None:
         if duration <= 0:
             raise SpecError("a trace without duration cannot be scaled to a rate")
-        scale = n / duration / recipe.rate
+        scale = times.size / duration / recipe.rate
         times, duration = times * scale, duration * scale
     refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which has its own times")
-    blocks = None if trace.blocks is None else trace.blocks[:n]
-    requests = _requests(
-        recipe, words, times, trace.prompt_tokens[:n], trace.output_tokens[:n], blocks
-    )
-    return seal(generator, requests, duration, steady=False)
+    return _requests(
+        recipe, words, times, trace.prompt_tokens, trace.output_tokens, trace.blocks
+    ), duration
 
 
 def _requests(
@@ -190,3 +205,10 @@ def lengths_are_chosen(prompts: str) -> bool:
 def has_rate(arrivals: str) -> bool:
     """Whether a rate means anything: it does not for a closed loop and for all at once."""
     return not arrivals.startswith(("closed", "burst"))
+
+
+def varied(recipe: Recipe) -> Recipe:
+    """With requests that differ from seed to seed: of a trace, unless it says otherwise, others."""
+    if not recipe.arrivals.startswith("trace:") or "resample=" in recipe.arrivals:
+        return recipe
+    return replace(recipe, arrivals=f"{recipe.arrivals},resample=true")

@@ -1,4 +1,4 @@
-"""Recorded traces, read as they are published: Azure LLM inference, BurstGPT, Mooncake, ServeGen.
+"""Recorded traces: Azure LLM inference, BurstGPT, Mooncake, ServeGen as published, or a plain CSV.
 
 A malformed line is refused with the file, the line and the expected content. Independent of prompts
 (the traces contain none) and of the replay.
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from client.workloads.servegen import read_servegen
 from client.workloads.spec import SpecError, build
 
+_BLOCKS = 8  # of a trace that is resampled whole
 Blocks = tuple[int, ...]  # ids of the prompt's blocks: equal ids, equal text
 Row = tuple[float, int, int, Blocks]  # seconds, prompt tokens, output tokens
 
@@ -32,7 +33,8 @@ class TraceSpec:
     ``path`` is a file, for servegen a folder. ``window`` a/b keeps the seconds a <= t < b from the
     trace's first request (servegen: from its hour 0, of which it is played out); ``time_scale`` 0.5
     plays it twice as fast; ``dequantise`` spreads requests evenly at random over the tick (in
-    seconds) their time was rounded to; ``model`` keeps one model of BurstGPT.
+    seconds) their time was rounded to; ``model`` keeps one model of BurstGPT; ``resample``: each
+    seed plays other parts of it, see `part`.
     """
 
     format: str
@@ -42,6 +44,7 @@ class TraceSpec:
     time_scale: float = 1.0
     dequantise: float = 0.0
     model: str | None = None
+    resample: bool = False
 
     def __post_init__(self) -> None:
         formats = (*FORMATS, "servegen")
@@ -72,7 +75,7 @@ class TraceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Times from 0 in order (seconds) and token counts; ``note`` says what was left out.
+    """Times from 0 in order (seconds) and token counts; ``note`` says which requests these are.
 
     ``blocks`` say which prompts begin alike, None where the trace does not.
     """
@@ -85,8 +88,11 @@ class Trace:
     blocks: tuple[Blocks, ...] | None = None
 
 
-def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
-    """Read ``trace:azure,path=FILE,...``; SpecError names file, line and what was expected."""
+def read_trace(
+    text: str, seed: np.random.SeedSequence, requests: int | None = None, *, resample: bool = False
+) -> Trace:
+    """So many requests (None: all) of ``trace:azure,path=FILE,...``, with ``resample`` as if that
+    were asked for there; SpecError names file, line and what was expected."""
     spec = build(text, {"trace": TraceSpec}, "arrivals")
     low, high = spec.bounds()
     blocks: list[Blocks] = []
@@ -116,7 +122,33 @@ def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
         end = (high - low) * spec.time_scale
     note = f"{times.size} requests kept, {dropped} dropped (failed, empty or of another model)"
     kept = tuple(blocks[i] for i in order[: times.size].tolist()) if blocks else None
-    return Trace(times, prompt, output, end, note, kept)
+    whole = Trace(times, prompt, output, end, note, kept)
+    if resample or spec.resample:
+        return part(whole, requests, np.random.default_rng(seed.spawn(1)[0]))
+    return whole if requests is None or requests >= times.size else part(whole, requests, None)
+
+
+def part(trace: Trace, requests: int | None, rng: np.random.Generator | None) -> Trace:
+    """So many of its requests (None: as many as it has): the first, or those that `rng` draws.
+
+    It draws blocks of consecutive requests, with replacement, from the trace closed to a circle
+    (Politis and Romano, 1992). A block is as long as the part, but at most an eighth of the trace.
+    Within a block the gaps, the lengths and their order are the trace's.
+    """
+    size = trace.times.size
+    n = requests or size
+    chosen, times, which = np.arange(n), trace.times[:n], f"the first {n}"
+    if rng is not None:
+        length = min(n, max(1, size // _BLOCKS))
+        starts = rng.integers(size, size=-(-n // length))
+        chosen = ((starts[:, None] + np.arange(length)) % size).ravel()[:n]
+        times = np.cumsum(np.diff(trace.times, prepend=-trace.duration_s / size)[chosen])
+        times, which = times - times[0], f"{n}, drawn in blocks of {length},"
+    return Trace(
+        times, trace.prompt_tokens[chosen], trace.output_tokens[chosen], float(times[-1]),
+        f"{which} of {trace.note}",
+        trace.blocks and tuple(trace.blocks[i] for i in chosen.tolist()),
+    )  # fmt: skip
 
 
 def _collect(
@@ -171,6 +203,12 @@ def _table(
             ) from None
 
 
+def _finite(text: str | float) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
+
+
 def _azure(path: Path, model: str | None) -> Iterator[Row | None]:
     """TIMESTAMP,ContextTokens,GeneratedTokens; 2023 has seven fractional digits and no zone."""
     epoch: datetime | None = None
@@ -189,13 +227,21 @@ def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
     """Timestamp in seconds; response tokens 0 mean a failed request, which is dropped."""
 
     def read(at: str, name: str, request: str, response: str) -> Row | None:
-        row = float(at), int(request), int(response), ()
-        if not math.isfinite(row[0]):
-            raise ValueError
+        row = _finite(at), int(request), int(response), ()
         return row if model is None or name == model else None
 
     wanted = ("Timestamp", "Model", "Request tokens", "Response tokens")
     yield from _table(path, wanted, "seconds,model,tokens,tokens,tokens,log type", read)
+
+
+def _csv(path: Path, model: str | None) -> Iterator[Row | None]:
+    """Arrival in seconds."""
+
+    def read(at: str, prompt: str, output: str) -> Row:
+        return _finite(at), int(prompt), int(output), ()
+
+    wanted = ("arrival", "prompt_tokens", "output_tokens")
+    yield from _table(path, wanted, "seconds,tokens,tokens", read)
 
 
 def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:
@@ -209,10 +255,10 @@ def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:
         try:
             entry = json.loads(line)
             ids = tuple(entry.get("hash_ids", ()))
-            row = entry["timestamp"] / 1000, entry["input_length"], entry["output_length"], ids
+            at = _finite(entry["timestamp"] / 1000)
+            row = at, entry["input_length"], entry["output_length"], ids
             counts = (row[1], row[2], *ids)
-            whole = all(type(n) is int for n in counts) and min(ids, default=0) >= 0
-            if not whole or not math.isfinite(row[0]):
+            if not all(type(n) is int for n in counts) or min(ids, default=0) < 0:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(
@@ -227,4 +273,5 @@ FORMATS: dict[str, Callable[[Path, str | None], Iterator[Row | None]]] = {
     "azure": _azure,
     "burstgpt": _burstgpt,
     "mooncake": _mooncake,
+    "csv": _csv,
 }

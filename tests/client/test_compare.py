@@ -23,6 +23,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
 from client.comparison.runs import carry_out
 from client.comparison.schedule import Experiment
+from client.load.servers.stats import handled, reset_stats, stats
 from client.load.servers.system import System
 from client.options.compare import options_from, parser
 from client.report.__main__ import main as report
@@ -128,6 +129,17 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     del manifest["systems"]  # as before they had this name
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert report([str(tmp_path)]) == 1
+
+
+def test_a_trace_is_calibrated_with_its_own_lengths(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n0,3,2\n1,3,2\n")
+    recipe = Recipe(arrivals=f"trace:csv,path={tmp_path / 't.csv'}", output_tokens="fixed:90")
+    one = system("dynamic")
+    with Fleet(recipe, tmp_path, 60.0, together=True) as fleet:
+        target = fleet.server(one).target
+        reset_stats(target)
+        found = calibrate(one, fleet, recipe, 0.1)
+        assert handled(stats(target)) == 2 * (4 + found.requests)
 
 
 def test_servers_that_do_not_fit_together_live_one_at_a_time(

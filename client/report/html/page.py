@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from client.report.html.chart import Chart, draw
 
-WORDS = ("VALID", "SATURATED", "INVALID-CLIENT", "FAILED")
+WORDS = ("VALID", "SATURATED", "INVALID-CLIENT", "DISTURBED", "FAILED")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,16 +43,9 @@ def departures(arrivals: Floats, service: Floats) -> Floats:
     return ends
 
 
-def simulated(
-    rate: float,
-    n: int,
-    rng: np.random.Generator,
-    slow: float = SLOW,
-    comparisons: int = COMPARISONS,
-) -> Iterator[list[Played]]:
-    """Comparisons of two servers, each over six seeds; sizes stratified as workloads have them.
-    ``slow``: requests a second of the slower one."""
-    runs = comparisons * SEEDS
+def simulated(rate: float, n: int, rng: np.random.Generator) -> Iterator[list[Played]]:
+    """Comparisons of two servers, each over six seeds; sizes stratified as workloads have them."""
+    runs = COMPARISONS * SEEDS
     arrivals = np.cumsum(rng.exponential(1 / rate, (runs, n)), axis=1)
     arrivals *= (n / rate) / arrivals[:, -1:]
     levels = (rng.permuted(np.tile(np.arange(n), (runs, 1)), axis=1) + rng.random((runs, n))) / n
@@ -61,7 +54,7 @@ def simulated(
     # the sampler's clock is not in step with the requests
     steps = np.arange(60) * duration_s / 60
     grid = (steps + rng.uniform(0, duration_s / 60, steps.size)).round(9)
-    ends = {name: departures(arrivals, sizes / mu) for name, mu in (("slow", slow), ("fast", FAST))}
+    ends = {name: departures(arrivals, sizes / mu) for name, mu in (("slow", SLOW), ("fast", FAST))}
     for first in range(0, runs, SEEDS):
         played = []
         for seed in range(SEEDS):
@@ -132,16 +125,3 @@ def test_intervals_of_p99_hold_the_truth_in_90_of_100_comparisons_and_more() -> 
     of them beyond p99."""
     truth = (SLOW - 0.3) / (FAST - 0.3)
     assert np.mean(held("e2e_p99", 0.3 * SLOW, 100, truth)) >= 0.9
-
-
-def test_a_load_at_which_the_slower_side_delivers_less_does_not_inflate_the_ratio() -> None:
-    """Overloaded, it delivers six tenths of what it delivers when it is just saturated."""
-    rng = np.random.default_rng(21)
-    busy = simulated(2 * FAST, 60, rng, comparisons=80)
-    overloaded = simulated(4 * FAST, 120, rng, 0.6 * SLOW, comparisons=80)
-    found = [compared([*a, *b])["throughput"] for a, b in zip(busy, overloaded, strict=True)]
-    given = [i for i in found if i is not None]
-    assert len(given) == 80
-    held = [(i.low or 0.0) <= FAST / SLOW <= (i.high or 0.0) for i in given]
-    assert np.mean(held) >= 0.9
-    assert np.median([i.value for i in given]) == pytest.approx(FAST / SLOW, rel=0.1)

@@ -118,6 +118,9 @@ def test_books_that_do_not_close_are_invalid() -> None:
     outcomes = [outcome(i, at=i * 0.1) for i in range(100)]
     run = run_of(outcomes)
     assert judge(run, measure(run), server_tokens=499).word == INVALID_CLIENT
+    disturbed = judge(run, measure(run), server_tokens=540)
+    assert disturbed.word == "DISTURBED"
+    assert "another client used this server" in disturbed.reason
     lying = run_of([replace(o, output_tokens=6) for o in outcomes])
     assert "token conservation" in judge(lying, measure(lying)).reason
     blind = replace(run, in_flight=tuple((t, 2 * n) for t, n in run.in_flight))

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from client.compare import main
 from client.comparison.distributions import RATES, SHAPES, Shape, findings
-from client.workloads.arrivals import parse_arrivals
 from tests.client.conftest import StartServer
-
-
-def test_every_distribution_sends_as_many_in_the_same_time() -> None:
-    for arrivals in SHAPES.values():
-        times = parse_arrivals(arrivals).unit_times(200, np.random.SeedSequence(1))
-        assert times.size == 200
-        assert 150 < times[-1] <= 200
 
 
 def test_the_statement_about_the_claim_follows_from_the_figures() -> None:

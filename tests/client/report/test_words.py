@@ -58,15 +58,6 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     assert "one request at a time did not sustain even load 1" in capacity
 
 
-def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_about() -> None:
-    points = [point(n, 1.0, "VALID", 0.019) for n in ("dynamic", "dynamic:mine:Own")]
-    ratio = LimitRatio("dynamic:mine:Own", "dynamic", Interval(1.5, 1.4, 1.6))
-    limits = (limit("dynamic", 8.0, 200.0), limit("dynamic:mine:Own", 8.0, 300.0))
-    told = sentences(headline(limits=limits, limit_ratios=(ratio,)), points, {})[0]
-    assert "dynamic batching under mine:Own delivered 300 output tokens" in told
-    assert "1.5 times [1.4, 1.6] those of dynamic batching" in told
-
-
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.9, 0.7, 1.2)})
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]

@@ -82,12 +82,6 @@ def test_vllms_burstiness_is_another_name_for_the_same_path() -> None:
     assert np.array_equal(times("gamma:burstiness=0.25", 500), times("gamma:cv=2", 500))
 
 
-def test_a_ramp_has_the_stated_rate_at_its_ends() -> None:
-    path, n = times("ramp:start=0.4", 200_000), 200_000
-    assert np.sum(path < n / 100) / (n / 100) == pytest.approx(0.4, rel=0.1)
-    assert np.sum(path >= n * 0.99) / (n / 100) == pytest.approx(1.6, rel=0.06)
-
-
 @settings(deadline=None, max_examples=10)
 @given(start=st.floats(0.1, 1.9), seed=st.integers(0, 2**32 - 1))
 def test_a_ramp_has_the_dispersion_and_the_peak_of_its_rate(start: float, seed: int) -> None:
@@ -108,12 +102,7 @@ def test_a_longer_path_begins_with_the_shorter_one(spec: str) -> None:
     assert np.array_equal(times(spec, 300), times(spec, 1000)[:300])
 
 
-def test_describe_orders_shapes_as_they_are_and_counts_ties() -> None:
-    levels = []
-    for spec in ("plan:low", "plan:medium", "plan:high"):
-        path = times(spec)
-        levels.append(describe(path, float(N)).level)
-    assert levels == ["low", "medium", "high"]
+def test_describe_counts_ties() -> None:
     tied = np.array([0.0, 0.0, 0.0, 1.0, 2.0])
     assert describe(tied, 2.0).ties == 0.5
     assert describe(np.zeros(10), 0.0).ties == 1.0

@@ -1,4 +1,4 @@
-"""The two-level plan: its dial, and the faults of the generator it descends from."""
+"""The two-level plan: its dial, and what it does inside a bin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from client.workloads.burstiness import describe, dispersion
 from client.workloads.plan import INNER, OUTER, LoadPlan
-from client.workloads.recipe import Recipe, make
 
 SEED = np.random.SeedSequence(11)
 
@@ -102,42 +101,17 @@ def test_more_burstiness_than_a_family_can_give_is_refused_with_the_way_out() ->
         LoadPlan(outer="uniform", idc=5.0).unit_times(1000, SEED)
 
 
-class TestFaultsOfTheOriginal:
-    """Each is a fault of FlexiRequest's generator that this one must not have."""
+def test_uniform_inside_a_bin_is_spread_over_it() -> None:
+    n = 10_000
+    path = LoadPlan(inner="uniform", bins=10).unit_times(n, SEED)
+    inside = path * 10 / n % 1
+    assert np.histogram(inside, bins=10, range=(0, 1))[0].min() > 800
+    assert describe(path, float(n)).ties == 0
 
-    def test_the_outer_distribution_is_the_one_that_was_set(self) -> None:
-        n = 20_000
-        centre = LoadPlan(outer="gaussian", a1=0.1).unit_times(n, SEED)
-        edges = LoadPlan(outer="inv_gaussian", a1=0.1).unit_times(n, SEED)
-        middle = [np.mean((p > 0.4 * n) & (p < 0.6 * n)) for p in (centre, edges)]
-        assert middle[0] > 0.6
-        assert middle[1] < 0.15
 
-    def test_the_horizon_has_no_empty_tail_and_the_rate_is_the_one_asked(self) -> None:
-        workload = make(
-            Recipe(requests=1000, rate=50.0, arrivals="plan:bins=10", prompts="request")
-        )
-        assert workload.duration_s == pytest.approx(20.0)
-        assert workload.rate == pytest.approx(50.0)
-        last = workload.requests[-1].at_s
-        assert last is not None
-        assert last > 19.8
-
-    def test_requests_at_one_instant_keep_their_own_prompts(self) -> None:
-        workload = make(Recipe(requests=50, arrivals="burst", prompts="request"))
-        assert len({r.prompt for r in workload.requests}) == 50
-        assert len({r.at_s for r in workload.requests}) == 1
-
-    def test_uniform_inside_a_bin_is_spread_over_it(self) -> None:
-        n = 10_000
-        path = LoadPlan(inner="uniform", bins=10).unit_times(n, SEED)
-        inside = path * 10 / n % 1
-        assert np.histogram(inside, bins=10, range=(0, 1))[0].min() > 800
-        assert describe(path, float(n)).ties == 0
-
-    def test_the_front_of_a_zipf_bin_does_not_depend_on_how_many_fall_into_it(self) -> None:
-        few, many = (
-            LoadPlan(inner="zipf", a2=1.1, bins=1).unit_times(n, SEED) / n for n in (2_000, 50_000)
-        )
-        assert np.median(few) == pytest.approx(np.median(many), abs=0.02)
-        assert describe(np.sort(many), 1.0).ties == 0
+def test_the_front_of_a_zipf_bin_does_not_depend_on_how_many_fall_into_it() -> None:
+    few, many = (
+        LoadPlan(inner="zipf", a2=1.1, bins=1).unit_times(n, SEED) / n for n in (2_000, 50_000)
+    )
+    assert np.median(few) == pytest.approx(np.median(many), abs=0.02)
+    assert describe(np.sort(many), 1.0).ties == 0

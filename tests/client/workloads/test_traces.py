@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
 from client.workloads.traces import Trace, read_trace
 
@@ -31,6 +32,12 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 MOONCAKE = """{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
 {"timestamp": 0, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
 {"timestamp": 3000, "input_length": 7236, "output_length": 794, "hash_ids": [3]}
+"""
+
+
+CSV = """id,arrival,prompt_tokens,output_tokens
+a,10.5,120,40
+b,11.0,900,12
 """
 
 
@@ -70,6 +77,66 @@ def test_mooncake_is_in_milliseconds_and_can_be_dequantised(tmp_path: Path) -> N
     assert spread.times.min() >= 0
     assert spread.times.max() < 6
     assert sorted(spread.output_tokens.tolist()) == [490, 500, 794]
+
+
+def test_a_plain_csv_is_a_trace(tmp_path: Path) -> None:
+    trace = read(tmp_path, CSV, "csv")
+    assert trace.times.tolist() == [0.0, 0.5]
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([120, 900], [40, 12])
+
+
+def long_trace(tmp_path: Path, size: int = 80) -> str:
+    """Of which no two requests are alike."""
+    lines = (f"{k * k / 10},{1000 + k},{k + 1}" for k in range(size))
+    path = tmp_path / "long.csv"
+    path.write_text("arrival,prompt_tokens,output_tokens\n" + "\n".join(lines))
+    return f"trace:csv,path={path}"
+
+
+@pytest.mark.parametrize(("requests", "block"), [(None, 10), (6, 6), (200, 10)])
+def test_each_seed_plays_other_blocks_of_a_trace_that_is_resampled(
+    tmp_path: Path, requests: int | None, block: int
+) -> None:
+    recipe = Recipe(requests=requests, rate=None, arrivals=long_trace(tmp_path), prompts="request")
+    drawn = [make(replace(varied(recipe), seed=seed)) for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+    assert f"{requests or 80}, drawn in blocks of {block}, of 80" in drawn[0].generator["trace"]
+    rows = np.array([(r.output_tokens, r.at_s) for r in drawn[0].requests])
+    lengths, times = rows.T
+    inside = np.diff(lengths) == 1  # the next request of the trace, after its own gap
+    around = np.diff(lengths) == -79
+    assert (inside | around).sum() >= (block - 1) * (lengths.size // block)
+    assert np.diff(times)[inside] == pytest.approx((2 * lengths[1:][inside] - 3) / 10)
+    assert times[0] == 0
+
+
+def test_a_trace_is_replayed_as_it_was_recorded_unless_resampling_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    recipe = Recipe(requests=5, rate=None, arrivals=long_trace(tmp_path), prompts="request")
+    for seed in (0, 1):
+        same = make(replace(recipe, seed=seed))
+        assert [r.output_tokens for r in same.requests] == [1, 2, 3, 4, 5]
+        assert same.generator["trace"].startswith("the first 5 of 80 requests kept")
+    fixed = replace(recipe, arrivals=recipe.arrivals + ",resample=false")
+    assert varied(fixed) == fixed
+
+
+def test_a_closed_loop_of_a_trace_has_the_lengths_of_the_trace(tmp_path: Path) -> None:
+    """So that what is calibrated is what is played afterwards."""
+    recipe = Recipe(requests=300, arrivals=long_trace(tmp_path), prompts="words")
+    loop = make(recipe, users=7)
+    assert (loop.users, len(loop.requests)) == (7, 300)
+    assert all(r.prompt_tokens == 999 + r.output_tokens for r in loop.requests)
+    assert len({r.output_tokens for r in loop.requests}) > 40
+
+
+def test_a_header_holds_what_of_the_recipe_has_an_effect(tmp_path: Path) -> None:
+    of_trace = make(Recipe(requests=5, arrivals=long_trace(tmp_path), prompts="request")).generator
+    assert not of_trace.keys() & {"prompt_tokens", "output_tokens", "exact_duration", "deadline_s"}
+    own = make(Recipe(requests=5, arrivals="burst", deferred_share=0.5, deadline_s=2.0)).generator
+    assert own.keys() >= {"prompt_tokens", "output_tokens", "deadline_s"}
+    assert "rate" not in own
 
 
 def test_a_trace_can_be_cut_scaled_and_limited(tmp_path: Path) -> None:
@@ -138,7 +205,8 @@ def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
         ("", "mooncake", "contains no request"),
         (AZURE, "azure,window=5", "START/END"),
         (AZURE, "azure,window=900/1000", "no request lies in the window"),
-        (AZURE, "alibaba", "azure, burstgpt, mooncake, servegen"),
+        (AZURE, "alibaba", "azure, burstgpt, mooncake, csv, servegen"),
+        (CSV.replace("11.0", "nan"), "csv", ":3: expected 'seconds,tokens,tokens'"),
         (AZURE, "azure,model=x", "only burstgpt"),
         (AZURE, "azure,time_scale=0", "time_scale must be"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from xml.etree import ElementTree
 
@@ -41,15 +40,6 @@ def test_larger_values_stand_further_right_and_higher() -> None:
     low, high = root.iter(f"{SVG}circle")
     assert float(low.attrib["cx"]) < float(high.attrib["cx"])
     assert float(low.attrib["cy"]) > float(high.attrib["cy"])
-
-
-def test_labels_at_lines_that_end_together_do_not_overlap() -> None:
-    lines = [Line([(0, 0), (1, 1 + k / 1000)], "#000", f"line {k}") for k in range(8)]
-    labels = [t for t in drawn(lines=lines).iter(f"{SVG}text") if (t.text or "").startswith("line")]
-    at = sorted(float(t.attrib["y"]) for t in labels)
-    assert len(at) == 8
-    assert all(b - a >= 12 for a, b in itertools.pairwise(at))
-    assert at[-1] < 300
 
 
 def test_a_missing_value_interrupts_its_line() -> None:
