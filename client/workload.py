@@ -18,12 +18,24 @@ import numpy as np
 
 from client.load.http.target import parse_target
 from client.load.vocabulary import served_words
-from client.options.rules import check
+from client.options.rules import check, declare
 from client.options.shape import add_shape_options, completed, recipe_from
 from client.workloads.burstiness import Burstiness, describe
 from client.workloads.recipe import Recipe, lengths_are_chosen, make
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
+
+_MADE = """
+--requests N: how many (100; of a trace: all of it)
+--rate NUMBER: requests a second (1; of a trace: its own)
+--seed WHOLE: same seed and numpy, same file (%(default)s)
+--target TEXT: server whose tokens prompts are counted in (the embedded vocabulary's)
+"""
+_SHOWN = "--first WHOLE: requests to print (%(default)s)"
+_DESCRIBED = """
+--plot PATH: write a picture there (PNG)
+--json: print the figures as JSON
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,24 +45,14 @@ def parser() -> argparse.ArgumentParser:
     commands = p.add_subparsers(dest="command", required=True)
     maker = commands.add_parser("make", help="make a workload file")
     maker.add_argument("file", type=Path)
-    maker.add_argument(
-        "--requests", type=int, default=None, help="how many (100; of a trace: all of it)"
-    )
-    maker.add_argument(
-        "--rate", type=float, default=None, help="requests a second (1; of a trace: its own)"
-    )
-    maker.add_argument("--seed", type=int, default=0, help="same seed and numpy, same file (0)")
-    maker.add_argument(
-        "--target", help="server whose tokens prompts are counted in (the embedded vocabulary's)"
-    )
+    declare(maker, _MADE, seed=0)
     add_shape_options(maker, Recipe())
     show = commands.add_parser("show", help="print header and first requests")
     show.add_argument("file", type=Path)
-    show.add_argument("--first", type=int, default=10, help="requests to print (10)")
+    declare(show, _SHOWN, first=10)
     told = commands.add_parser("describe", help="measure burstiness and sizes, and draw them")
     told.add_argument("file", type=Path)
-    told.add_argument("--plot", type=Path, help="write a picture there (PNG)")
-    told.add_argument("--json", action="store_true", help="print the figures as JSON")
+    declare(told, _DESCRIBED)
     return p
 
 
