@@ -29,8 +29,8 @@ LINES = {
     "router": 3490,
     "runtime": 5574,
     "scheduling": 2482,
-    "tests": 53079,
-    "text": 2034,
+    "tests": 53089,
+    "text": 2038,
     "others": 8070,
 }
 PRODUCT_LINES = 41424  # all but tests, benchmarks and client

@@ -16,6 +16,7 @@ from text.tools.forms import CallForm
 from text.tools.reading import read_calls
 
 MOST_CHARACTERS = 2**18  # of a call that is held back until it is complete
+MOST_FAILED = 2**20  # characters read of what was no call: further marks are text
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class CallParser:
         self._undecided = ""
         self._extent: Extent | None = None  # of the call that may begin the undecided text,
         self._mark = 0  # with so many characters before its JSON
+        self._failed = 0  # characters read of calls that turned out to be text, again for each
         self._blank = ""  # the text since the beginning or the last call,
         self._only_blank = True  # while it is nothing else
         self._closing = False  # a call was complete, and what closes it may follow
@@ -120,8 +122,9 @@ class CallParser:
             at, self._mark = blanks, 0
         else:
             at, self._mark = text.find(opening), len(opening)
-        if at < 0:
-            self._release(len(text) if ended else begins(text, opening))
+        spent = self._failed > MOST_FAILED
+        if at < 0 or spent:
+            self._release(len(text) if ended or spent else begins(text, opening))
             return False
         self._release(at)
         self._extent = Extent(self._mark)
@@ -136,6 +139,7 @@ class CallParser:
         if extent.end is not None and extent.end <= MOST_CHARACTERS:
             calls = read_calls(text[extent.begin : extent.end], self._names)
         if calls is None:
+            self._failed += extent.at
             self._release(max(self._mark, 1))
             return True
         for call in calls if self._most is None else calls[: self._most - self.calls]:

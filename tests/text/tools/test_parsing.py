@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from text.tools import parsing
+from text.tools.extent import Extent
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
 from text.tools.parsing import MOST_CHARACTERS, CallParser, CallPiece, Parser, Piece
 
@@ -110,6 +112,23 @@ def test_a_call_is_held_back_up_to_a_length(form: CallForm) -> None:
     assert len(whole(form, written(MOST_CHARACTERS // 2))[1]) == 1
     longer = written(MOST_CHARACTERS)
     assert whole(form, longer) == (longer, [])
+
+
+def test_marks_in_calls_that_never_end_are_read_again_only_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parsing, "MOST_FAILED", 50_000)
+    begun: list[Extent] = []
+
+    class Counted(Extent):
+        def __init__(self, at: int) -> None:
+            super().__init__(at)
+            begun.append(self)
+
+    monkeypatch.setattr(parsing, "Extent", Counted)
+    answer = (MISTRAL.opening + "[") * 4_000
+    assert whole(MISTRAL, answer) == (answer, [])
+    assert sum(extent.at for extent in begun) <= 50_000 + len(answer)
 
 
 def test_what_follows_the_last_wanted_call_is_left_out() -> None:
