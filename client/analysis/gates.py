@@ -35,6 +35,7 @@ class Void:
 
     figure: str
     reason: str
+    remedy: str = ADVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,8 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
         return Gate(TOKENS, found)
     how = f"{unplaced} tokens without an event or count that shows when they came"
     times = [f"{name}_p{p}" for name in ("ttft", "ttft_sent", "tpot", "itl") for p in PERCENTILES]
-    voids = tuple(Void(figure, how) for figure in (*times, "goodput"))
+    remedy = "have the server send every token, or its count with every event"
+    voids = tuple(Void(figure, how, remedy) for figure in (*times, "goodput"))
     return Gate(TOKENS, f"{found}, {how}", INVALID_CLIENT, voids)
 
 

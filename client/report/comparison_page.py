@@ -15,7 +15,6 @@ from client.analysis.comparison.length_variance import Prediction
 from client.analysis.comparison.results import Calibration, Result
 from client.analysis.comparison.summary import final, names_of
 from client.analysis.figures import E2E, TTFT
-from client.analysis.gates import ADVICE
 from client.analysis.metrics import FRONT
 from client.load.servers.stats import described
 from client.report.comparison import Comparison
@@ -42,7 +41,7 @@ def as_text(c: Comparison) -> str:
     if not c.points:
         return "\n".join(_sentences(c))
     table = short_table(c.points, c.losses).as_text()
-    marked = [f"{VOID} void: the client was late; see the page"] * (VOID in table)
+    marked = [f"{VOID} void, for the reason on the page"] * (VOID in table)
     return "\n\n".join(["\n".join([table, *marked]), "\n".join([*_controls(c), *_sentences(c)])])
 
 
@@ -150,7 +149,7 @@ def _loads(c: Comparison) -> list[Section]:
     over_time = _over_loads(c, lambda load: pictures.over_time(at, results, load))
     made.append(Section("One run over time", selector=over_time, folded=True))
     if voids := _voids(c):
-        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, ADVICE)) for p, v in voids]
+        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, v.remedy)) for p, v in voids]
         head = ("load", "system", "figure", "why it is void", "remedy")
         made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
     return made
@@ -173,8 +172,8 @@ def _late(c: Comparison) -> list[str]:
     if not (voids := _voids(c)):
         return []
     return [
-        f"{len(voids)} figures are void, since the client was late: they are listed below and "
-        f"marked {VOID} in tables. Remedy: {ADVICE}."
+        f"{len(voids)} figures are void: they are listed below, with reason and remedy, and marked "
+        f"{VOID} in tables."
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from client.analysis.figures import LATENCIES, Figure
-from client.analysis.gates import ADVICE, SATURATED, VALID, Verdict, judge, void_of
+from client.analysis.gates import SATURATED, VALID, Verdict, judge, void_of
 from client.analysis.metrics import Measured, WarmUp, measure
 from client.analysis.objectives import Objectives
 from client.analysis.statistics import PERCENTILES
@@ -273,7 +273,7 @@ def _lines(one: OneRun) -> list[str]:
         lines.append(job.line())
     if one.verdict.voids:
         void = one.verdict.voids[-1]
-        lines.append(f"{VOID} void: {void.reason}; {ADVICE}")
+        lines.append(f"{VOID} void: {void.reason}; {void.remedy}")
     return lines
 
 
