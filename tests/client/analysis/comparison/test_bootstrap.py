@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from client.analysis.comparison.bootstrap import pooled, pooled_ratio
 from client.analysis.statistics import ranked
@@ -32,6 +33,18 @@ def test_what_both_sides_share_cancels() -> None:
     assert effect is not None
     assert effect.interval.value == pytest.approx(1.3)
     assert effect.error == pytest.approx(0, abs=1e-9)
+
+
+def test_the_error_is_that_of_scipys_bootstrap_over_blocks() -> None:
+    rng = np.random.default_rng(3)
+    blocks = [rng.exponential(k + 1, 40) for k in range(6)]
+    effect = pooled_ratio(blocks, [np.ones(40)] * 6, 90, samples=2000)
+    theirs = stats.bootstrap(
+        (np.arange(6),), lambda k: np.log(ranked(np.array(blocks)[k].ravel(), 90) or 0.0),
+        vectorized=False, n_resamples=2000, method="percentile", rng=rng,
+    )  # fmt: skip
+    assert effect is not None
+    assert effect.error == pytest.approx(theirs.standard_error * (6 / 5) ** 0.5, rel=0.08)
 
 
 def test_there_is_no_ratio_of_one_block_of_nothing_or_of_what_never_ended() -> None:

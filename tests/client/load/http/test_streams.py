@@ -124,9 +124,7 @@ def test_a_run_whose_tokens_are_not_accounted_for_is_marked(events: int, total: 
     assert f"{abs(total - events)} tokens without an event" in gate.found
     assert {"ttft_p50", "tpot_p50", "itl_p99", "goodput"} <= {v.figure for v in gate.voids}
     assert "e2e_p50" not in {v.figure for v in gate.voids}
-    assert {v.remedy for v in gate.voids} == {
-        "have the server send every token, or its count with every event"
-    }
+    assert all("its count with every event" in v.remedy for v in gate.voids)
 
 
 @pytest.mark.parametrize("event", [delta(role="assistant"), call(arguments="")])
