@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from client.analysis.statistics import Floats, jain, percentile
 
@@ -28,6 +27,8 @@ class Isolated:
 
 def fit_isolated(rows: Rows) -> Isolated:
     """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative."""
+    from scipy.optimize import nnls  # a fifth of a second, which few commands need
+
     done = rows[rows["ok"]]
     if len(done) < 3:
         raise ValueError("at least three responses are needed to know the isolated latency")

@@ -13,7 +13,6 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 
 from client.workloads.plan import LoadPlan
 from client.workloads.spec import build
@@ -104,6 +103,8 @@ class Weibull:
 
     @property
     def shape(self) -> float:
+        from scipy.optimize import brentq  # a fifth of a second, which few commands need
+
         def excess(k: float) -> float:
             log_ratio = math.lgamma(1 + 2 / k) - 2 * math.lgamma(1 + 1 / k)
             return log_ratio - math.log1p(self.cv**2)
