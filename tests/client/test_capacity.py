@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.analysis.search import Evidence, SearchError, SeedBracket, bracket, over_seeds
+from client.analysis.search import Evidence, SearchError, bracket
 from client.capacity import main
 from tests.client.conftest import StartServer
 
@@ -62,16 +62,6 @@ def test_a_late_client_decides_nothing() -> None:
     late = Evidence(asked=1000, good=700, good_sent=990, keeps_up=True)
     assert not late.agrees(0.9)
     assert not late.decided(0.9)
-
-
-def test_the_interval_over_seeds_is_around_the_brackets() -> None:
-    found = over_seeds(
-        [SeedBracket(0, 9.0, 10.0), SeedBracket(1, 10.0, 11.0), SeedBracket(2, 9.5, 10.5)]
-    )
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low < 10.0 < found.high
-    assert over_seeds([SeedBracket(0, 9.0, 10.0)]).low is None
 
 
 def test_arrivals_without_a_rate_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
