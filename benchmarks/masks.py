@@ -7,14 +7,14 @@ The rows are the same requests with and without a constraint. `records` is a JSO
 longer than what they generate: its grammar forces many tokens, which are generated without being
 drawn. `text` is letters, digits, spaces and punctuation: nothing is forced, and masks only cost. A
 text's first masks cost most, so a turn has as many iterations as a short answer has tokens.
-Sides take turns (see benchmarks/harness/turns.py); ratios are to no constraint.
+Sides take turns; ratios are to no constraint.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from batching import BatchingManager
 from benchmarks.bare import Tally, threads_kept
-from benchmarks.harness.report import options, save, table
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.harness.report import options, report, table
+from client.experiment import Experiment, Found
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import DTYPES, LoadOptions, load_model
@@ -58,22 +58,16 @@ RECORD = {
 }
 MANY = of_schema({"type": "array", "items": RECORD, "minItems": 1000})
 TEXT = Constraint("regex", "[A-Za-z0-9 ,.;:!?'\n-]+")
+METRICS: dict[str, Callable[[tuple[float, float]], float]] = {
+    "tokens_per_s": lambda turn: turn[0],  # forced ones included
+    "drawn_per_s": lambda turn: turn[1],
+}
 SIDES = {  # rows with a constraint, and theirs
     "none": (0, TEXT),
     "16 rows of records": (16, MANY),
     "64 rows of records": (64, MANY),
     "64 rows of text": (64, TEXT),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    model: str
-    vocab_size: int
-    side: str
-    drawn_per_s: list[float]  # tokens that were drawn, by round
-    tokens_per_s: list[float]  # forced ones included
-    to_none: Ratio  # of the latter
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +96,24 @@ def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
 
 
 @threads_kept()
-def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[list[Result], First]:
+def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[Found, First]:
     model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
     model.warm_up()
     tokenizer = tokenizer_of(name, model.vocab_size)
     model.grammars = Grammars(lambda: tokenizer)
     for constraint in (MANY, TEXT):
         model.grammars.compile(constraint)
-    sides = {side: partial(run, model, *asked, iterations) for side, asked in SIDES.items()}
-    run(model, ROWS, MANY, 4)  # first use
-    found = in_turns(sides, rounds)
-    speeds = {side: [tokens for _, tokens in turns] for side, turns in found.items()}
-    results = [
-        Result(
-            name,
-            model.vocab_size,
-            side,
-            [drawn for drawn, _ in found[side]],
-            speeds[side],
-            ratio(speeds[side], speeds["none"]),
-        )
-        for side in SIDES
-    ]
-    return results, first_masks(name, model.grammars, model.vocab_size)
+    sides = {side: partial(run, model, iterations, *asked) for side, asked in SIDES.items()}
+    run(model, 4, ROWS, MANY)  # first use
+    of = {"model": name, "vocab_size": model.vocab_size}
+    found = Experiment(sides, METRICS, "none", of=of).run(rounds)
+    return found, first_masks(name, model.grammars, model.vocab_size)
 
 
 def run(
-    model: Executor, masked: int, constraint: Constraint, iterations: int
+    model: Executor, iterations: int, masked: int, constraint: Constraint, _: int = 0
 ) -> tuple[float, float]:
-    """Drawn and generated tokens per second of so many iterations, behind those of the prompts."""
+    """Generated and drawn tokens per second of so many iterations, behind those of the prompts."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
     tally = Tally()
@@ -147,8 +130,8 @@ def run(
     measured = tally.iterations[1:]
     seconds = sum(record.duration_s for record in measured)
     return (
-        sum(record.num_drawn for record in measured) / seconds,
         sum(record.num_generated for record in measured) / seconds,
+        sum(record.num_drawn for record in measured) / seconds,
     )
 
 
@@ -161,32 +144,19 @@ def first_masks(name: str, grammars: Grammars, vocab_size: int, times: int = 200
     return First(name, *(1000 * float(np.percentile(taken_s, p)) for p in (50, 99)))
 
 
-def card(results: Sequence[Result], firsts: Sequence[First]) -> str:
-    rows = [
-        (
-            r.model, f"{r.vocab_size:,}", r.side,
-            f"{float(np.median(r.drawn_per_s)):,.0f}", f"{float(np.median(r.tokens_per_s)):,.0f}",
-            f"{r.to_none:.3f}",
-        )
-        for r in results
-    ]  # fmt: skip
-    columns = "model | vocabulary: | constraint | drawn/s: | tokens/s: | to none:"
-    first = [(f.model, f"{f.median_ms:.3f}", f"{f.p99_ms:.3f}") for f in firsts]
-    return f"{ROWS} rows, the bare loop\n\n{table(columns, rows)}\n\n" + table(
-        "first mask of a compiled schema | median ms: | p99 ms:", first
-    )
-
-
 def main() -> None:
     parser = options(__doc__, dtype="auto", known_dtypes=["auto", *DTYPES])
     parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
     parser.add_argument("--iterations", type=int, default=48, help="of a turn (48)")
     args = parser.parse_args()
     found = [measure(name, args.dtype, args.iterations, args.rounds) for name in args.models]
-    results = [result for results, _ in found for result in results]
     firsts = [first for _, first in found]
-    figures = {"results": [asdict(r) for r in results], "first": [asdict(f) for f in firsts]}
-    save(figures, card(results, firsts), args.out, "masks")
+    also = table(
+        "first mask of a compiled schema | median ms: | p99 ms:",
+        [(f.model, f"{f.median_ms:.3f}", f"{f.p99_ms:.3f}") for f in firsts],
+    )
+    title = f"{ROWS} rows, the bare loop"
+    report([one for one, _ in found], title, args.out, "masks", also, first=[*map(asdict, firsts)])
 
 
 if __name__ == "__main__":

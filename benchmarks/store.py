@@ -14,7 +14,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,13 +32,6 @@ DAY_S = 24 * 3600.0
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    name: str
-    seconds: float
-    peak_growth_mb: float
-
-
 def main() -> None:
     parser = options(__doc__, rounds=None)
     parser.add_argument("--lines", type=int, default=50_000)
@@ -55,15 +47,20 @@ def main() -> None:
         phases = run(store, source, int(line_bytes * args.results))
         store.close()
     kind = "PostgreSQL" if args.database else "SQLite"
-    report = {
+    rows = [
+        (name, f"{seconds:.2f}", f"{args.lines / seconds:.0f}", f"{peak_mb:.0f}")
+        for name, (seconds, peak_mb) in phases.items()
+    ]
+    columns = "phase | seconds | lines/s | peak memory growth, MB"
+    card = f"{kind}: a batch of {args.lines} lines, {args.file_mb:g} MB\n\n{table(columns, rows)}"
+    figures = {
         "database": kind,
         "lines": args.lines,
         "file_mb": args.file_mb,
-        "phases": {phase.name: phase.seconds for phase in phases},
-        "lines_per_s": {phase.name: args.lines / phase.seconds for phase in phases},
-        "peak_growth_mb": {phase.name: phase.peak_growth_mb for phase in phases},
+        "phases": {name: seconds for name, (seconds, _) in phases.items()},
+        "peak_growth_mb": {name: peak_mb for name, (_, peak_mb) in phases.items()},
     }
-    save(report, card(kind, args.lines, args.file_mb, phases), args.out, f"store-{kind.lower()}")
+    save(figures, card, args.out, f"store-{kind.lower()}")
 
 
 def write_file(path: Path, count: int, size_bytes: int) -> int:
@@ -84,8 +81,9 @@ def _line(number: int, prompt: str) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def run(store: JobStore, source: Path, result_bytes: int) -> list[Phase]:
-    phases: list[Phase] = []
+def run(store: JobStore, source: Path, result_bytes: int) -> dict[str, tuple[float, float]]:
+    """Seconds of each phase, and by how many MB its peak exceeded the memory before."""
+    phases: dict[str, tuple[float, float]] = {}
     _reset_peak()
     base_mb = _status_mb("VmRSS")
 
@@ -94,7 +92,7 @@ def run(store: JobStore, source: Path, result_bytes: int) -> list[Phase]:
         start_s = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - start_s
-        phases.append(Phase(name, seconds, _status_mb("VmHWM") - base_mb))
+        phases[name] = seconds, _status_mb("VmHWM") - base_mb
         return result
 
     file = timed(
@@ -170,15 +168,6 @@ def _status_mb(field: str) -> float:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024 / 1e6
     raise ValueError(f"/proc/self/status has no {field}")
-
-
-def card(kind: str, count: int, file_mb: float, phases: list[Phase]) -> str:
-    rows = [
-        (p.name, f"{p.seconds:.2f}", f"{count / p.seconds:.0f}", f"{p.peak_growth_mb:.0f}")
-        for p in phases
-    ]
-    columns = "phase | seconds | lines/s | peak memory growth, MB"
-    return f"{kind}: a batch of {count} lines, {file_mb:g} MB\n\n{table(columns, rows)}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ import numpy as np
 import batching
 from batching import BatchingManager
 from benchmarks.bare import GREEDY
-from benchmarks.harness.report import options, save, table
-from benchmarks.harness.turns import in_turns, ratio
+from benchmarks.harness.report import options, report
+from client.experiment import Experiment
 from engine.inference import Inference
 from engine.iteration import Wait
 from generate.modes import MODES, make_ledger
@@ -133,34 +133,25 @@ def main() -> None:
         1,
     )
 
-    def watched(reads: bool) -> float:
+    def watched(reads: bool, _: int) -> float:
         with viewer(hub, reads):
             return load.window()
 
-    sides = {
-        "none": load.window,
-        "reader": lambda: watched(True),
-        "stalled": lambda: watched(False),
+    sides: dict[str, Callable[[int], float]] = {
+        "none": lambda _: load.window(),
+        "reader": partial(watched, True),
+        "stalled": partial(watched, False),
     }
-    found = in_turns(sides, args.rounds)
-    report: dict[str, Any] = {}
-    rows = []
-    for name, seconds in found.items():
-        each_us = float(np.median(seconds)) / (ROWS * TOKENS) * 1e6
-        against = ratio(seconds, found["none"])
-        report[name] = {"us_a_token": each_us, "ratio": asdict(against)}
-        rows.append((name, f"{each_us:.2f}", f"{against:.3f}"))
+    metrics = {"us_a_token": lambda seconds: seconds / (ROWS * TOKENS) * 1e6}
+    found = Experiment(sides, metrics, "none").run(args.rounds)
     spent = Spent()
     for function in ("planned_record", "complete_record"):
         setattr(batching, function, spent.within(getattr(batching, function)))
     load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
-    report["records"] = share = spent.seconds / total_s
-    card = (
-        f"{table('viewer | µs a token: | times that without', rows)}\n\n"
-        f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."
-    )
-    save(report, card, args.out, "watching")
+    share = spent.seconds / total_s
+    also = f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."
+    report([found], "Viewers of the live page", args.out, "watching", also, records=share)
 
 
 if __name__ == "__main__":

@@ -24,18 +24,16 @@ from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
 from client.load.http.target import parse_target
-from client.load.live import live_view, say
-from client.load.servers.processes import Server, ServerError, end_as_ctrl_c
-from client.load.servers.stats import settled_stats, stats
+from client.load.live import say
+from client.load.servers.processes import ServerError, end_as_ctrl_c
+from client.load.servers.stats import stats
 from client.load.servers.system import MODES, System, server_command
-from client.load.workers import Crew
 from client.options.rules import check, declare, require_rate
 from client.options.shape import add_common_options, add_shape_options, recipe_from
 from client.report.findings import Findings, Probe
 from client.report.words import objectives_text
 from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
-from client.workloads.words import Words
 
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
@@ -53,9 +51,7 @@ class Search:
     """Plays probes and remembers them. All of a seed are one path, scaled in time."""
 
     found: Findings
-    server: Server
-    crew: Crew
-    words: Words | None
+    fleet: Fleet
     drain_s: float | None
     requests: int
 
@@ -66,18 +62,13 @@ class Search:
         the one overestimates the server's latency and the other underestimates it.
         """
         recipe = replace(self.found.recipe, requests=self.requests, rate=rate, seed=seed)
-        workload = make(recipe, self.words)
+        system, server = self.found.system, self.fleet.server(self.found.system)
+        workload = make(recipe, self.fleet.words)
         title = f"seed {seed}, {rate:.3g} requests/s"
         share = self.found.share
         played: list[tuple[Measured, Backlog]] = []
         for _ in range(PLAYS):
-            settled_stats(self.server.target)  # requests that were cut must have ended
-            with live_view(title, len(workload.requests), leave=False) as watch:
-                run = self.crew.play(
-                    workload, self.server.target, drain_s=self.drain_s, watch=watch
-                )
-            if run.interrupted:
-                raise KeyboardInterrupt
+            run = self.fleet.play(system, workload, title, drain_s=self.drain_s)
             measured = measure(run, self.found.objectives)
             verdict = judge(run, measured)
             if verdict.word == INVALID_CLIENT:
@@ -96,7 +87,7 @@ class Search:
         self.found.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
         say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
         # A server that refuses requests is alive, and the rate too high.
-        if word == FAILED and (why := self.server.failure()) is not None:
+        if word == FAILED and (why := server.failure()) is not None:
             raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
         if word == VALID and not e.agrees(share):
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
@@ -164,8 +155,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         objectives = found.objectives or alone.objectives(args.slo_multiple or 5.0)
         found.objectives = objectives
         say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
-        server = fleet.server(system)
-        found.server = stats(server.target)
+        found.server = stats(fleet.server(system).target)
         limit = knee(system, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
         say(f"{system.name}: its limit is {limit:.3g} requests/s")
         # Long enough for a growing queue to exceed the objectives.
@@ -178,7 +168,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
             say(f"each seed plays {note}")
         latest = _latest_good_end(objectives, longest)
         search = Search(
-            found, server, fleet.crew, fleet.words,
+            found, fleet,
             None if latest is None else max(latest, 5 * alone.longest_s),
             requests,
         )  # fmt: skip

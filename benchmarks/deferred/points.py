@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from client.analysis.statistics import Floats
 from records import IterationRecord, RequestRecord
 from scheduling.prediction.step_time import Curve, Work, features, fit
 from telemetry.durations import tpot_s, ttft_s
@@ -17,8 +17,6 @@ from telemetry.durations import tpot_s, ttft_s
 LEAD_IN = 0.15  # of a run's time
 BLOCK = 10  # consecutive requests, which had the same queue
 RESAMPLES, CONFIDENCE = 500, 0.95
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Ratio to `alone`, and its `CONFIDENCE` interval."""
+class Relative:
+    """A ratio to `alone`, and its `CONFIDENCE` interval."""
 
     value: float
     low: float
@@ -106,10 +104,10 @@ class Point:
     load: float
     policy: str
     requests: int  # immediate ones
-    ttft_p50: Ratio
-    ttft_p99: Ratio
-    tpot_p50: Ratio
-    tpot_p99: Ratio
+    ttft_p50: Relative
+    ttft_p99: Relative
+    tpot_p50: Relative
+    tpot_p99: Relative
     deferred_tokens_per_s: float
     of_spare: float
     of_allowed: float | None  # by the step-time curve under that budget; of `budget` only
@@ -122,52 +120,40 @@ def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: 
     budgets = {f"budget {factor:g}": factor for factor in factors}
     kinds = list(dict.fromkeys((cell.shape, cell.load) for cell in cells))
     kinds += [("all", load) for load in dict.fromkeys(cell.load for cell in cells)]
-    curves = [cell.curve() for cell in cells]
+    curves = {id(cell): cell.curve() for cell in cells}
     found = []
     for shape, load in kinds:
-        here = [
-            (cell.runs, curve)
-            for cell, curve in zip(cells, curves, strict=True)
-            if cell.load == load and shape in (cell.shape, "all")
-        ]
-        alone = [runs["alone"] for runs, _ in here]
+        here = [cell for cell in cells if cell.load == load and shape in (cell.shape, "all")]
+        alone = [cell.runs["alone"] for cell in here]
         spare = only - float(np.mean([run.immediate_tokens_per_s for run in alone]))
-        for name in here[0][0]:
-            measured = [runs[name] for runs, _ in here]
+        for name in here[0].runs:
+            measured = [cell.runs[name] for cell in here]
             tokens_per_s = float(np.mean([run.deferred_tokens_per_s for run in measured]))
-            allowed = None
+            of_allowed = None
             if name in budgets:
-                rates = [allowed_tokens_per_s(r[name], c, budgets[name], limit) for r, c in here]
-                allowed = float(np.mean(rates))
-            shapes = {
-                cell.shape: [(c.runs[name], c.runs["alone"]) for c in cells
-                             if (c.shape, c.load) == (cell.shape, load)]
-                for cell in cells
-                if cell.load == load and shape in (cell.shape, "all")
-            }  # fmt: skip
-            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = ratios(list(shapes.values()))
+                rates = [
+                    allowed_tokens_per_s(cell.runs[name], curves[id(cell)], budgets[name], limit)
+                    for cell in here
+                ]
+                of_allowed = tokens_per_s / float(np.mean(rates))
+            pairs: dict[str, list[Pair]] = {cell.shape: [] for cell in here}
+            for cell in here:
+                pairs[cell.shape].append((cell.runs[name], cell.runs["alone"]))
+            requests = sum(run.latencies_s().shape[1] for run in measured)
+            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = ratios(list(pairs.values()))
             found.append(
                 Point(
-                    shape,
-                    load,
-                    name,
-                    sum(run.latencies_s().shape[1] for run in measured),
-                    ttft_p50,
-                    ttft_p99,
-                    tpot_p50,
-                    tpot_p99,
-                    tokens_per_s,
-                    tokens_per_s / spare,
-                    tokens_per_s / allowed if allowed else None,
+                    shape, load, name, requests, ttft_p50, ttft_p99, tpot_p50, tpot_p99,
+                    tokens_per_s, tokens_per_s / spare, of_allowed,
                 )
-            )
+            )  # fmt: skip
     return found
 
 
 Pair = tuple[Measured, Measured]  # a run, and the one without deferred requests
 
 
-def ratios(shapes: Sequence[Sequence[Pair]]) -> list[Ratio]:
+def ratios(shapes: Sequence[Sequence[Pair]]) -> list[Relative]:
     """Ratios of p50 and p99 of TTFT and of TPOT: the geometric mean over the shapes.
 
     Each shape's are of its rounds' requests together. The intervals are a bootstrap's over blocks
@@ -180,7 +166,7 @@ def ratios(shapes: Sequence[Sequence[Pair]]) -> list[Ratio]:
     found = []
     for value, *resampled in np.exp(logs):
         low, high = np.percentile(resampled, tails).tolist()
-        found.append(Ratio(float(value), low, high))
+        found.append(Relative(float(value), low, high))
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.deferred.points import Cell, Point, Ratio, points
+from benchmarks.deferred.points import Cell, Point, Relative, points
 from benchmarks.harness.report import machine, save, table
 from scheduling.prediction.step_time import Work
 
@@ -59,5 +59,5 @@ def row(p: Point) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _told(ratio: Ratio) -> str:
+def _told(ratio: Relative) -> str:
     return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"

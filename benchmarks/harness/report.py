@@ -10,16 +10,23 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import torch
 
-from benchmarks.harness.turns import QUIET_CORES, ROUNDS
+from benchmarks.harness.turns import ratio_of
+from client.experiment import Found
 from client.load.machine import Company
+from client.report.words import number
 from model import DTYPES
 
 COMPANY = Company()  # from the start of the benchmark on
+ROUNDS = 3
+# Used by others; with more, nothing is recorded. On a virtual machine whose hypervisor always takes
+# more, say so with the variable of this name. Each recording states what others used.
+QUIET_CORES = float(os.environ.get("QUIET_CORES", "0.05"))
 
 
 def file_name(model: str) -> str:
@@ -83,12 +90,52 @@ def cpu_name() -> str:
     return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
 
 
+def rows_of(found: Found) -> list[dict[str, Any]]:
+    """A side each, for machines: the figures of all rounds, and the ratio."""
+    of = found.experiment
+    return [
+        {
+            **of.of,
+            "side": side,
+            **{metric: found.figures(side, metric) for metric in of.metrics},
+            "ratio": asdict(ratio_of(found, side)),
+        }
+        for side in found.turns
+    ]
+
+
+def table_of(found: Sequence[Found]) -> str:
+    """A row a side: the median of each metric over the rounds, and the ratio of the first."""
+    first = found[0].experiment
+    metrics = [f"{metric.replace('_per_', '/').replace('_', ' ')}:" for metric in first.metrics]
+    columns = [*first.of, "side", *metrics, f"to {first.to}:"]
+    rows = [
+        (
+            *one.experiment.of.values(), side,
+            *(number(median(one.figures(side, metric))) for metric in first.metrics),
+            "" if side == one.experiment.to else f"{ratio_of(one, side):.3f}",
+        )
+        for one in found
+        for side in one.experiment.sides
+    ]  # fmt: skip
+    return table(" | ".join(columns), rows)
+
+
 def table(columns: str, rows: Iterable[Sequence[object]]) -> str:
     """In Markdown. ``columns`` are names with ``|`` between them; ``name:`` is aligned right."""
     names = [name.strip() for name in columns.split("|")]
     ruler = ["---:" if name.endswith(":") else "---" for name in names]
     lines = [[name.removesuffix(":") for name in names], ruler, *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def report(
+    found: Sequence[Found], title: str, out: Path | None, name: str, also: str = "", **more: Any
+) -> None:
+    """Experiments with the same columns, as one table and one list of rows; ``also`` stands below
+    the table, and ``more`` beside the rows. Otherwise as `save`."""
+    card = f"{title}, on {machine()}\n\n{table_of(found)}{also and f'{chr(10) * 2}{also}'}"
+    save({**more, "results": [row for one in found for row in rows_of(one)]}, card, out, name)
 
 
 def save(figures: dict[str, Any], card: str, out: Path | None, name: str) -> None:

@@ -1,57 +1,35 @@
-"""Measuring sides in turns, and the confidence of their ratio.
-
-A machine drifts by a quarter within minutes, and others use it meanwhile. So the compared sides
-take turns, in reverse order from round to round, and ratios are taken within a round."""
+"""Ratios of the sides of an experiment (client/experiment.py), and whether a lead is one."""
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tqdm import tqdm
+from client.analysis.statistics import Interval, paired_ratio
+from client.experiment import Experiment, Found
 
-from client.analysis.statistics import paired_ratio
-
-ROUNDS = 3
-# Used by others; with more, nothing is recorded. On a virtual machine whose hypervisor always takes
-# more, say so with the variable of this name. Each recording states what others used.
-QUIET_CORES = float(os.environ.get("QUIET_CORES", "0.05"))
 Side = TypeVar("Side")
 Figure = TypeVar("Figure")
 
 
 def in_turns(
-    sides: Mapping[Side, Callable[[], Figure]], rounds: int = ROUNDS, shown: str | None = None
+    sides: Mapping[Side, Callable[[], Figure]], rounds: int, shown: str | None = None
 ) -> dict[Side, list[Figure]]:
-    """Each side's figures, one per round. With ``shown``, the title of a progress bar, the garbage
-    of a turn, such as its model, is collected before the next one."""
-    found: dict[Side, list[Figure]] = {side: [] for side in sides}
-    with tqdm(
-        total=rounds * len(sides), desc=shown, disable=shown is None, file=sys.stderr
-    ) as bar:  # fmt: skip
-        for number in range(rounds):
-            for side in list(sides)[:: -1 if number % 2 else 1]:
-                if shown is not None:
-                    gc.collect()
-                found[side].append(sides[side]())
-                bar.update()
-    return found
+    """An experiment's turns, one per round and side, whose figures are computed elsewhere."""
+    names = {str(number): side for number, side in enumerate(sides)}
+    turns = {name: (lambda _, side=side: sides[side]()) for name, side in names.items()}
+    found = Experiment(turns, {}, "").run(rounds, shown).turns
+    return {names[name]: figures for name, figures in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Interval):
     """The geometric mean over the rounds and its 95 % interval; a single round has none.
 
     ``drift`` is how far apart two rounds of one side were, as a factor.
     """
 
-    value: float
-    low: float | None
-    high: float | None
     drift: float
 
     @property
@@ -81,3 +59,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
         raise ValueError(f"no ratio of {list(ours)} and {list(theirs)}")
     drift = max(max(side) / min(side) for side in (ours, theirs))
     return Ratio(found.value, found.low, found.high, drift)
+
+
+def ratio_of(found: Found, side: str, to: str | None = None) -> Ratio:
+    """Of a side's first metric to that of ``to``, by default the experiment's."""
+    return ratio(found.figures(side), found.figures(to or found.experiment.to))

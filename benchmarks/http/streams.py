@@ -10,18 +10,21 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.bare import Job, offline_work
-from benchmarks.harness.report import machine, save, table
+from benchmarks.harness.report import report
 from benchmarks.harness.servers import ROOT
-from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.http.client import Received
+from client.experiment import Experiment
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
 Prompted = tuple[str | list[int], int]  # prompt, output tokens
+METRICS: dict[str, Callable[[Received], float]] = {
+    "tokens_per_s": lambda received: received.tokens / received.seconds,
+    "events_per_s": lambda received: received.events / received.seconds,
+}
 
 
 def text_work(model: str) -> list[tuple[str, Job]]:
@@ -52,16 +55,11 @@ def stream_all(url: str, model: str, work: Sequence[Prompted]) -> Received:
     """Raises RuntimeError if a stream breaks off or has another number of tokens than requested."""
     bodies = [
         {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }
         for prompt, tokens in work
-    ]
+    ]  # fmt: skip
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.http.client"],
         input=json.dumps({"url": f"{url}/v1/completions", "bodies": bodies}),
@@ -83,30 +81,11 @@ def compare(
     out: Path | None,
     name: str,
 ) -> None:
-    """`sides`: by dtype, two that serve the same work, by name. Reports what each received, and the
-    ratio of the first side's tokens per second to the second's."""
-    results: list[tuple[str, str, Received]] = []
-    ratios: dict[str, Ratio] = {}
+    """`sides`: by dtype, two that serve the same work, by name; the first is compared with the
+    second."""
+    found = []
     for dtype, both in sides.items():
-        found = in_turns(both, rounds)
-        ratios[dtype] = ratio(*([one.tokens / one.seconds for one in of] for of in found.values()))
-        results += [(dtype, side, one) for side, of in found.items() for one in of]
-    first, second = next(iter(sides.values()))
-    rows = [
-        (dtype, side, one.tokens, f"{one.tokens / one.seconds:.1f}",
-         f"{one.events / one.seconds:.0f}" if one.events else "-")
-        for dtype, side, one in results
-    ]  # fmt: skip
-    card = [
-        f"{title}; {machine()}, client included",
-        "",
-        table("dtype | side | tokens: | output tokens/s: | events/s:", rows),
-        "",
-        *(f"{first} / {second} in {dtype}: {value}" for dtype, value in ratios.items()),
-    ]
-    figures = {
-        "title": title,
-        "results": [{"dtype": dtype, "side": side, **asdict(one)} for dtype, side, one in results],
-        "ratio": {dtype: asdict(value) for dtype, value in ratios.items()},
-    }
-    save(figures, "\n".join(card), out, name)
+        turns = {side: (lambda _, turn=turn: turn()) for side, turn in both.items()}
+        experiment = Experiment(turns, METRICS, to=list(both)[-1], of={"dtype": dtype})
+        found.append(experiment.run(rounds))
+    report(found, f"{title}, client included", out, name)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.report import options, save, table
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.harness.turns import Ratio, ratio_of
 from benchmarks.limits import WEIGHT_BYTES
+from client.experiment import Experiment
 from models.weights.source import STORED_BITS
 from runtime.linear.blocks import KINDS
 from runtime.linear.choice import layer_of
@@ -71,17 +72,18 @@ def measure(
         del offered[-1]  # torch's own, which unpacks all weights in each call
     layers = {variant.name: [variant.make(matrix) for matrix in matrices] for variant in offered}
     points = []
+    sides = {name: partial(_seconds, each) for name, each in layers.items()}
     for count in rows:
         x = torch.randn(count, inputs).to(dtype)
-        sides = {name: partial(_seconds, each, x) for name, each in layers.items()}
-        in_turns(sides, 1)  # makes what the variants keep
-        found = in_turns(sides, rounds)
-        us = {name: round(median(s) / len(matrices) * 1e6, 1) for name, s in found.items()}
+        experiment = Experiment(sides, {"s": float}, "torch", work=partial(_same, x))
+        experiment.run(1)  # makes what the variants keep
+        found = experiment.run(rounds)
+        us = {n: round(median(found.figures(n)) / len(matrices) * 1e6, 1) for n in sides}
         ours, others = (
             min((n for n in us if (n in OTHERS) is other), key=us.__getitem__, default=None)
             for other in (False, True)
         )
-        gain = ratio(found[others], found[ours]) if ours and others else None
+        gain = ratio_of(found, others, ours) if ours and others else None
         points.append(Point(precision, inputs, outputs, count, us, gain))
     return points
 
@@ -89,6 +91,11 @@ def measure(
 def _bytes_of(precision: Precision) -> float:
     """Of a weight."""
     return STORED_BITS[precision] / 8 if precision in KINDS else WEIGHT_BYTES[precision]
+
+
+def _same(x: Tensor, _: int) -> Tensor:
+    """The work of every round."""
+    return x
 
 
 def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:

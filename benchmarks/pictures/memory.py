@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.bare import BareRun
 from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
-from benchmarks.prefix.play import Loop, Prefixes, arriving, ttft_s
+from benchmarks.prefix import Loop, Prefixes, arriving, ttft_s
 from model import LoadOptions, load_model
 from records import IterationRecord
 

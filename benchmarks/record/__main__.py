@@ -16,38 +16,25 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.turns import QUIET_CORES
+from benchmarks.harness.report import QUIET_CORES
 from benchmarks.record.table import DROPPED, TABLE, Recording
 from client.load.machine import ROOT, Company
 
-NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
-    "peers": (
-        lambda: (ROOT / "build/peers").is_dir(),
-        "the peers' environments: python -m benchmarks.peers --install",
-    ),
-    "development": (
-        lambda: shutil.which("ruff", path=str(Path(sys.executable).parent)) is not None,
-        "the packages of requirements-dev.txt",
-    ),
-    "amx": (
-        lambda: " amx_int8" in Path("/proc/cpuinfo").read_text(),
-        "a processor with AMX",
-    ),
-    "chromium": (lambda: shutil.which("chromium") is not None, "chromium"),
-    "wrk": (lambda: shutil.which("wrk") is not None, "wrk"),
-    "text-inference-batcher": (
-        lambda: (ROOT / "build/text-inference-batcher").is_dir(),
-        "a built checkout of text-inference-batcher in build/",
-    ),
+HINTS = {  # where the name of a need does not say how to meet it
+    "build/peers": "the peers' environments: python -m benchmarks.peers --install",
+    "ruff": "the packages of requirements-dev.txt",
+    "amx_int8": "a processor with AMX",
+    "build/text-inference-batcher": "a built checkout of text-inference-batcher in build/",
 }
 LOOK_S = 2.0
 NO_EFFECT = "^Figures unaffected:"  # in the message of a commit that only changes texts
@@ -93,8 +80,13 @@ def commit(recording: Recording, root: Path = ROOT) -> str:
 
 
 def lacks(recording: Recording) -> str | None:
-    """A requirement that is missing."""
-    return next((NEEDS[need][1] for need in recording.needs if not NEEDS[need][0]()), None)
+    """A requirement that is missing: a folder, a program, an ability of the processor."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    for need in recording.needs:
+        there = (ROOT / need).is_dir() or shutil.which(need, path=programs) is not None
+        if not there and f" {need} " not in Path("/proc/cpuinfo").read_text():
+            return HINTS.get(need, need)
+    return None
 
 
 def listed(table: Sequence[Recording]) -> str:

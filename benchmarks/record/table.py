@@ -30,8 +30,8 @@ class Recording:
     ``command`` contains ``{python}`` and ``{out}``, an empty folder, whose files move to
     ``folder``, except for DROPPED and those named in ``drops``, which can be made again or are
     large; without ``{out}``, its output is the file. The age of the file ``shows`` is the age of
-    the recording; ``measures`` is the code that it measures. ``needs`` are keys of NEEDS in
-    ``__main__.py``."""
+    the recording; ``measures`` is the code that it measures. ``needs`` are folders, programs
+    and abilities of the processor."""
 
     name: str
     minutes: float
@@ -80,7 +80,7 @@ def _rare(*of: str | float | tuple[str, ...]) -> Recording:
 
 def _peers(name: str, minutes: float, options: str, amx: bool = False) -> Recording:
     """Beside other engines; ``amx``: on a processor with AMX."""
-    folder, needs = ("amx", ("peers", "amx")) if amx else ("peers", ("peers",))
+    folder, needs = ("amx", ("build/peers", "amx_int8")) if amx else ("peers", ("build/peers",))
     shows = f"{folder}/peers-{name}.json"
     title = f"peers-{name}{'-amx' * amx}"
     return _rare(title, minutes, f"peers {options}", shows, LOOP, *needs)
@@ -115,7 +115,7 @@ TABLE: tuple[Recording, ...] = (
         (*SERVER, "benchmarks/overload"),
     ),
     _bench("one-run", 1, "client.one_run", "run/summary.json", COMPARE),
-    _rare("modes", 13, "modes --http --dtypes bfloat16", "modes/modes.json", LOOP, "development"),
+    _rare("modes", 13, "modes --http --dtypes bfloat16", "modes/modes.json", LOOP, "ruff"),
     _gpt2("bfloat16", 7, "--dtypes bfloat16"),
     _gpt2("float32", 10, "--dtypes float32"),
     _gpt2("int8", 6, "--dtypes int8"),
@@ -134,14 +134,14 @@ TABLE: tuple[Recording, ...] = (
     _peers(
         "random-qwen3-0.6b-single-bfloat16-int8-q4_0", 8, f"--work single {QWEN3} llama.cpp=q4_0",
     ),
-    _rare("http-peers", 11, "http.peers", "http/http-peers.json", SERVER, "peers"),
+    _rare("http-peers", 11, "http.peers", "http/http-peers.json", SERVER, "build/peers"),
     _bench(
         "streams-embedded", 1, "http --streams 512 --model embedded", "http/streams-embedded.json",
         SERVER,
     ),
     _rare(
         "long-prompts", 4, "long_prompts --curve docs/img/long-prompts.png",
-        "long-prompts/long-prompts-embedded.json", LOOP, "development",
+        "long-prompts/long-prompts-embedded.json", LOOP, "ruff",
     ),
     _rare(
         "long-prompts-smollm2", 4, "long_prompts --model smollm2 --dtype auto --rounds 3",
@@ -151,17 +151,17 @@ TABLE: tuple[Recording, ...] = (
     _bench("linear", 3, "kernels.linear", "kernels/linear.json", PRODUCTS),
     _rare(
         "linear-amx", 1, "kernels.linear --precisions bfloat16 q8_0 q4_0 q4_1 --rows 1 8 16 64 256",
-        "amx/linear.json", PRODUCTS, "amx",
+        "amx/linear.json", PRODUCTS, "amx_int8",
     ),
     _bench(
         "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png",
-        "kernels/roofline.json", PRODUCTS, "development",
+        "kernels/roofline.json", PRODUCTS, "ruff",
     ),
     _rare(
         "speculation", 4, "speculation --picture docs/img/speculation.png",
         "speculation/speculation-q4_1.json", LOOP,
     ),
-    _rare("prefix", 16, "prefix --dtype bfloat16", "prefix/prefix-bfloat16.json", LOOP),
+    _rare("prefix", 6, "prefix --dtype bfloat16", "prefix/prefix-bfloat16.json", LOOP),
     _rare("masks", 8, "masks", "masks/masks.json", LOOP),
     _rare("hostile", 6, "hostile.grammars", "hostile/hostile.json", LOOP),
     _rare(
@@ -170,7 +170,7 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench(
         "json-schema", 1, "json_schema", "json-schema/json-schema.md",
-        ("runtime/grammar", "benchmarks/json_schema.py"), "development",
+        ("runtime/grammar", "benchmarks/json_schema.py"), "ruff",
     ),
     _bench("step", 2, "kernels.step", "step/step.json", LOOP),
     _bench(
@@ -190,14 +190,14 @@ TABLE: tuple[Recording, ...] = (
     _bench("client", 2, "client.speed --self-test", "client/speed.json", ("client",)),
     _rare(
         "router", 4, "router --litellm --tib build/text-inference-batcher", "router/router.json",
-        ("router", "benchmarks/router"), "text-inference-batcher", "wrk",
+        ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk",
     ),
     _bench(
         "pictures", 3, "pictures", "docs/img/modes.png",
-        (*LOOP, "client/workloads", "client/report/pictures"), "development",
+        (*LOOP, "client/workloads", "client/report/pictures"), "ruff",
     ),
     _bench(
         "screens", 2, "pictures.screens", "docs/img/watch-live.png",
-        (*SERVER, "watch", "client/report"), "development", "chromium",
+        (*SERVER, "watch", "client/report"), "ruff", "chromium",
     ),
 )  # fmt: skip

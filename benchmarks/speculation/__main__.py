@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +22,10 @@ import torch
 from benchmarks.bare import GREEDY, BareRun, Job, run_bare
 from benchmarks.harness.picture import plt, without_frame
 from benchmarks.harness.picture import save as save_picture
-from benchmarks.harness.report import machine, options, save, table
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.harness.report import machine, options, report
+from benchmarks.harness.turns import ratio_of
 from benchmarks.speculation.work import edits, random_texts
+from client.experiment import Experiment, Found
 from engine.speculation import Speculation
 from model import LoadOptions, load_model
 from requested import Sampling
@@ -38,18 +38,19 @@ SAMPLINGS = {EDITING: GREEDY, RANDOM: Sampling(temperature=1)}
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tokens per second of each round. `accepted`: share of all drafts; None: there were none."""
+WITHOUT, WITH = "without", "with drafts"
 
-    name: str
-    streams: int
-    without: Sequence[float]
-    with_drafts: Sequence[float]
-    ratio: Ratio
-    drafts: int
-    accepted: float | None
-    same_tokens: bool
+
+def total(runs: Sequence[BareRun], of: str) -> int:
+    """A count of all iterations."""
+    return sum(getattr(record, of) for run in runs for record in run.tally.iterations)
+
+
+METRICS: dict[str, Callable[[list[BareRun]], float]] = {
+    "tokens_per_s": lambda runs: sum(r.tokens for r in runs) / sum(r.seconds for r in runs),
+    "drafts": lambda runs: total(runs, "num_drafts"),
+    "accepted": lambda runs: total(runs, "accepted_drafts"),
+}
 
 
 class Side:
@@ -66,7 +67,9 @@ class Side:
         self._predictor = Predictor()
         self._speculation = Speculation(speculate, self._predictor) if speculate else None
 
-    def run(self, groups: Sequence[Sequence[Job]], limit: int, sampling: Sampling) -> list[BareRun]:
+    def run(
+        self, groups: Sequence[Sequence[Job]], limit: int, sampling: Sampling, _: int = 0
+    ) -> list[BareRun]:
         """Groups of jobs, one group after the other."""
         return [
             run_bare(
@@ -77,46 +80,27 @@ class Side:
         ]  # fmt: skip
 
 
-def measure(
-    name: str, sides: dict[bool, Side], groups: Sequence[Sequence[Job]], limit: int, rounds: int
-) -> Part:
-    sampling = SAMPLINGS[name]
-    found = in_turns(
-        {k: partial(side.run, groups, limit, sampling) for k, side in sides.items()}, rounds
-    )
-    rates = {
-        k: [sum(r.tokens for r in runs) / sum(r.seconds for r in runs) for runs in of]
-        for k, of in found.items()
-    }
-    outputs = {k: [[r.outputs for r in runs] for runs in of] for k, of in found.items()}
-    records = [i for runs in found[True] for run in runs for i in run.tally.iterations]
-    accepted, drafts = (
-        sum(getattr(i, of) for i in records) for of in ("accepted_drafts", "num_drafts")
-    )
-    return Part(
-        name, max(map(len, groups)), rates[False], rates[True], ratio(rates[True], rates[False]),
-        drafts, accepted / drafts if drafts else None, outputs[False] == outputs[True],
-    )  # fmt: skip
+def same_tokens(found: Found) -> bool:
+    """Of both sides, round by round."""
+    both = ([[run.outputs for run in turn] for turn in found.turns[s]] for s in (WITHOUT, WITH))
+    return all(ours == theirs for ours, theirs in zip(*both, strict=True))
 
 
-def draw(parts: Sequence[Part], path: Path, subtitle: str) -> None:
+def draw(parts: Sequence[Found], path: Path, subtitle: str) -> None:
     figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-    places = range(len(parts))
-    axes.barh(places, [part.ratio.value for part in parts], color="#4c78a8")
+    ratios = [ratio_of(part, WITH).value for part in parts]
+    axes.barh(range(len(parts)), ratios, color="#4c78a8")
     axes.axvline(1, color="#333333", lw=1)
-    for place, part in zip(places, parts, strict=True):
-        share = "no drafts" if part.accepted is None else f"{part.accepted:.0%} of drafts accepted"
-        axes.text(part.ratio.value, place, f" {part.ratio.value:.2f} x, {share}", va="center")
-    axes.set_yticks(places, [_label(part) for part in parts])
+    for place, (part, value) in enumerate(zip(parts, ratios, strict=True)):
+        drafts, accepted = (sum(part.figures(WITH, of)) for of in ("drafts", "accepted"))
+        share = f"{accepted / drafts:.0%} of drafts accepted" if drafts else "no drafts"
+        axes.text(value, place, f" {value:.2f} x, {share}", va="center")
+    axes.set_yticks(range(len(parts)), [str(part.experiment.of["work"]) for part in parts])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.6 * max(part.ratio.value for part in parts))
+    axes.set_xlim(0, 1.6 * max(ratios))
     axes.set_xlabel(f"tokens per second with speculation / without\n{subtitle}", fontsize=9)
     without_frame(axes, "x")
     save_picture(figure, path)
-
-
-def _label(part: Part) -> str:
-    return f"{part.name}, {part.streams} stream{'s' if part.streams > 1 else ''}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -129,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.clock == "cpu":
         torch.set_num_threads(1)
-    sides = {False: Side(args, 0), True: Side(args, args.speculate)}
-    vocab_size, streams, tokens = sides[False].model.vocab_size, args.streams, args.output_tokens
+    sides = {WITHOUT: Side(args, 0), WITH: Side(args, args.speculate)}
+    vocab_size, streams, tokens = sides[WITHOUT].model.vocab_size, args.streams, args.output_tokens
     alone = [[job] for job in edits(args.model, 8)]
     works = {
         EDITING: [(alone, 1), ([edits(args.model, streams, tokens)], streams)],
@@ -141,31 +125,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     for side in sides.values():
         side.run(alone[:2], 1, SAMPLINGS[EDITING])
-    parts = [
-        measure(name, sides, groups, limit, args.rounds)
-        for name, of in works.items()
+    found = [
+        Experiment(
+            {
+                name: partial(side.run, groups, limit, SAMPLINGS[work])
+                for name, side in sides.items()
+            },
+            METRICS,
+            WITHOUT,
+            of={"work": f"{work}, {limit} stream{'s' * (limit > 1)}"},
+        ).run(args.rounds)
+        for work, of in works.items()
         for groups, limit in of
     ]
-    rows = [
-        (
-            _label(part), f"{max(part.without):.1f}", f"{max(part.with_drafts):.1f}",
-            format(part.ratio, ".2f"), part.drafts,
-            "" if part.accepted is None else f"{part.accepted:.0%}",
-        )
-        for part in parts
-    ]  # fmt: skip
-    same = "the same" if all(part.same_tokens for part in parts) else "NOT THE SAME"
-    info = sides[True].model.info
+    info = sides[WITH].model.info
     head = f"{args.model}, {info.dtype}, --speculate {args.speculate}, {args.clock} seconds"
-    columns = "tokens/s | without: | with drafts: | ratio: | drafts: | accepted:"
-    card = f"{head}, on {machine()}\n\n{table(columns, rows)}\n\nTokens with drafts: {same}."
-    report = {
-        "model": args.model, "dtype": info.dtype, "clock": args.clock,
-        "speculate": args.speculate, "parts": [asdict(part) for part in parts],
-    }  # fmt: skip
-    save(report, card, args.out, f"speculation-{info.dtype}")
+    same = "the same" if all(map(same_tokens, found)) else "NOT THE SAME"
+    name = f"speculation-{info.dtype}"
+    report(found, head, args.out, name, f"Tokens with drafts: {same}.", same_tokens=same)
     if args.picture is not None:
-        draw(parts, args.picture, f"{head}\n{machine()}")
+        draw(found, args.picture, f"{head}\n{machine()}")
 
 
 if __name__ == "__main__":

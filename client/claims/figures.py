@@ -7,18 +7,20 @@ all seeds are pooled into a mean or a percentile.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure
+from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure, tpot_by_row
 from client.analysis.requests import table_of
 from client.analysis.statistics import Floats, jain
-from client.load.records import Outcome, Run
+from client.load.records import Run
 
 PROMPT_TOKEN, GENERATED_TOKEN = 1.0, 2.0  # of service, as in VTC
+TARGETS = {"ttft_target_s", "tpot_target_s", "deadline_s"}
 _SETTLED = 0.25  # of the sends, after which all users are backlogged
 _MOMENTS = 400
 
@@ -35,54 +37,61 @@ class Metric:
     share: bool = False
 
 
-def signals(run: Run, outcome: Outcome) -> Mapping[str, Any]:
-    return run.workload.requests[outcome.index].signals
+def told(run: Run, name: str, other: object = np.inf) -> npt.NDArray[Any]:
+    """A signal of each request."""
+    asked = run.workload.requests
+    return np.array([asked[o.index].signals.get(name, other) for o in run.outcomes])
 
 
-def e2e_s(o: Outcome) -> float:
-    return (o.end_s or np.inf) - o.origin_s
+def waited_s(run: Run, until: str = "end_s") -> Floats:
+    """From the intended time of each request; infinite if it never came."""
+    rows = table_of(run.outcomes)
+    waited: Floats = np.nan_to_num(rows[until] - rows["origin_s"], nan=np.inf)
+    return waited
 
 
-def ttft_s(o: Outcome) -> float:
-    return (o.first_s or np.inf) - o.origin_s
+def tokens(run: Run) -> Floats:
+    return np.array([o.output_tokens or 1 for o in run.outcomes], dtype=np.float64)
 
 
-def urgent(run: Run) -> list[Outcome]:
-    """Those of the most urgent priority."""
-    best = min(signals(run, o).get("priority", 0) for o in run.outcomes)
-    return [o for o in run.outcomes if signals(run, o).get("priority", 0) == best]
+def urgent(run: Run) -> npt.NDArray[np.bool_]:
+    """Which have the most urgent priority."""
+    priority = told(run, "priority", 0)
+    return np.asarray(priority == priority.min())
 
 
-def programs(run: Run) -> list[list[Outcome]]:
+def programs(run: Run) -> list[list[int]]:
     """The calls of each program in order; a request without a program is one."""
-    found: dict[object, list[Outcome]] = {}
-    for o in run.outcomes:
-        found.setdefault(signals(run, o).get("program", o.index), []).append(o)
+    found: dict[object, list[int]] = {}
+    for row, o in enumerate(run.outcomes):
+        signals = run.workload.requests[o.index].signals
+        found.setdefault(signals.get("program", o.index), []).append(row)
     return list(found.values())
 
 
-def program_per_token_s(calls: list[Outcome]) -> float:
-    """From its first call to the end of its last, over the tokens that it generated."""
-    last_s = max(o.end_s or np.inf for o in calls)
-    return (last_s - calls[0].origin_s) / sum(o.output_tokens or 1 for o in calls)
+def ends_s(run: Run) -> Floats:
+    """Of each program's last call."""
+    ended = np.nan_to_num(table_of(run.outcomes)["end_s"], nan=np.inf)
+    return np.array([ended[calls].max() for calls in programs(run)])
 
 
-def in_time(run: Run, o: Outcome) -> bool:
-    """Whether it met every target that its client gave."""
-    asked = signals(run, o)
-    tokens = (o.output_tokens or 1) - 1
-    tpot_s = (o.deliveries[-1][0] - o.deliveries[0][0]) / tokens if tokens and o.deliveries else 0
-    return o.ok and all(
-        found_s <= asked.get(name, np.inf)
-        for name, found_s in (
-            ("ttft_target_s", ttft_s(o)), ("tpot_target_s", tpot_s), ("deadline_s", e2e_s(o)),
-        )
-    )  # fmt: skip
+def program_per_token_s(run: Run) -> Floats:
+    """From a program's first call to the end of its last, over the tokens that it generated."""
+    began, generated = table_of(run.outcomes)["origin_s"], tokens(run)
+    found = zip(programs(run), ends_s(run), strict=True)
+    return np.array([(end_s - began[c[0]]) / generated[c].sum() for c, end_s in found])
+
+
+def in_time(run: Run) -> npt.NDArray[np.bool_]:
+    """Which met every target that their clients gave."""
+    rows = table_of(run.outcomes)
+    met = rows["ok"] & (waited_s(run, "first_s") <= told(run, "ttft_target_s"))
+    met &= np.nan_to_num(tpot_by_row(rows)) <= told(run, "tpot_target_s")
+    return np.asarray(met & (waited_s(run) <= told(run, "deadline_s")))
 
 
 def has_targets(run: Run) -> bool:
-    names = {"ttft_target_s", "tpot_target_s", "deadline_s"}
-    return any(names & r.signals.keys() for r in run.workload.requests)
+    return any(TARGETS & r.signals.keys() for r in run.workload.requests)
 
 
 def users(run: Run) -> list[str]:
@@ -92,8 +101,8 @@ def users(run: Run) -> list[str]:
 def service(run: Run, user: str) -> tuple[Floats, Floats]:
     """When tokens came for this user, and the service received by then, as VTC counts it."""
     steps = []
-    for o in run.outcomes:
-        if signals(run, o).get("user") == user and o.deliveries:
+    for o, own in zip(run.outcomes, told(run, "user", ""), strict=True):
+        if own == user and o.deliveries:
             steps.append((o.deliveries[0][0], PROMPT_TOKEN * (o.prompt_tokens or 0)))
             steps += [(at, GENERATED_TOKEN * n) for at, n in o.deliveries]
     steps.sort()
@@ -137,32 +146,22 @@ def _of(figure: Figure) -> Callable[[Run], Floats]:
     return values
 
 
-def _per_token(run: Run) -> Floats:
-    return np.array([e2e_s(o) / (o.output_tokens or 1) for o in run.outcomes])
-
-
 def _missed(run: Run) -> Floats:
     """With half a request more, so that none is no share of 0, which has no ratio."""
-    return np.array([*(not in_time(run, o) for o in run.outcomes), 0.5], dtype=np.float64)
+    return np.array([*~in_time(run), 0.5], dtype=np.float64)
 
 
 def _goodput(run: Run) -> Floats:
-    good = sum(in_time(run, o) for o in run.outcomes) + 0.5
-    return np.array([good / max(run.workload.duration_s, _last_s(run))])
-
-
-def _throughput(run: Run) -> Floats:
-    return np.array([len(run.outcomes) / _last_s(run)])
+    return np.array([(in_time(run).sum() + 0.5) / max(run.workload.duration_s, _last_s(run))])
 
 
 def _last_s(run: Run) -> float:
-    return max((o.end_s or np.inf for o in run.outcomes), default=np.inf)
+    return float(ends_s(run).max()) if run.outcomes else np.inf
 
 
 def _completed(run: Run) -> Floats:
     """Programs that ended while requests were still sent."""
-    ends = [max(o.end_s or np.inf for o in calls) for calls in programs(run)]
-    return np.array([sum(end <= run.workload.duration_s for end in ends) + 0.5])
+    return np.array([(ends_s(run) <= run.workload.duration_s).sum() + 0.5])
 
 
 METRICS = {
@@ -172,20 +171,21 @@ METRICS = {
     },
     "ttft_mean": Metric("mean TTFT", _of(TTFT)),
     "e2e_mean": Metric("mean E2E", _of(E2E)),
-    "latency_per_token_mean": Metric("mean latency per token", _per_token),
+    "latency_per_token_mean": Metric(
+        "mean latency per token", lambda run: waited_s(run) / tokens(run)
+    ),
     "urgent_ttft_mean": Metric(
-        "mean TTFT of urgent requests", lambda run: np.array([ttft_s(o) for o in urgent(run)])
+        "mean TTFT of urgent requests", lambda run: waited_s(run, "first_s")[urgent(run)]
     ),
     "service_gap": Metric("largest service gap", _service_gap),
     "jain": Metric("Jain index of users' service", _jain, less=False),
     "missed": Metric("share of missed objectives", _missed, share=True),
     "goodput": Metric("goodput", _goodput, less=False),
-    "program_per_token_mean": Metric(
-        "mean latency per token of a program",
-        lambda run: np.array([program_per_token_s(calls) for calls in programs(run)]),
-    ),
+    "program_per_token_mean": Metric("mean latency per token of a program", program_per_token_s),
     "completed": Metric("programs completed", _completed, less=False),
-    "throughput": Metric("throughput", _throughput, less=False),
+    "throughput": Metric(
+        "throughput", lambda run: np.array([len(run.outcomes) / _last_s(run)]), less=False
+    ),
 }
 LATENCIES = tuple(f"{name}_p{rank}" for name in ("ttft", "tpot", "itl", "e2e") for rank in (50, 99))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +11,11 @@ import numpy as np
 from client.analysis.statistics import Floats
 from client.claims.figures import (
     METRICS,
-    e2e_s,
-    program_per_token_s,
-    programs,
+    ends_s,
     service,
-    ttft_s,
     urgent,
     users,
+    waited_s,
 )
 from client.claims.play import BASELINE, CONTROL, POLICY, Job, Played
 from client.load.records import Outcome, Run
@@ -29,6 +27,7 @@ COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
 FURTHER, OTHER_USER = "#d1603d", "#e8833a"
 LONG_TOKENS = 64  # of a response that is drawn large
 _POINTS = 200  # of a curve
+Panel = Callable[[Played], Chart]
 
 
 def picture(played: Played) -> str:
@@ -132,7 +131,7 @@ def _service(played: Played) -> list[Chart]:
 def _progress(played: Played) -> list[Chart]:
     lines = []
     for side, name in _sides(played).items():
-        ends = np.sort([e2e_s(o) + o.origin_s for o in _all(played, side)[0].outcomes])
+        ends = np.sort(ends_s(_all(played, side)[0]))
         lines.append(Line(_thinned(ends, np.arange(1.0, ends.size + 1)), _colour(side), name))
     return [_chart("Requests that ended, over time", "seconds", "requests", lines)]
 
@@ -143,18 +142,21 @@ def _progress(played: Played) -> list[Chart]:
 def _starvation(played: Played) -> list[Chart]:
     """A panel a policy: when each request came, and how long it waited for its first token."""
     runs = {side: played.runs[Job("drawn", 0, side)] for side in _sides(played)}
-    most = max(ttft_s(o) for run in runs.values() for o in run.outcomes)
+    most = max(float(waited_s(run, "first_s").max()) for run in runs.values())
     panels = []
     for side, run in runs.items():
-        asked = {o.index: run.workload.requests[o.index].output_tokens for o in run.outcomes}
-        long = [o for o in run.outcomes if asked[o.index] >= LONG_TOKENS]
-        name = _sides(played)[side]
-        marks = [
-            Mark(o.origin_s, ttft_s(o), FURTHER if o in long else COLOURS[POLICY],
-                 f"{asked[o.index]} tokens: {seconds(ttft_s(o))}", small=o not in long)
-            for o in run.outcomes
-        ]  # fmt: skip
-        mean = seconds(float(np.mean([ttft_s(o) for o in run.outcomes])))
+        name, first_s = _sides(played)[side], waited_s(run, "first_s")
+        marks = []
+        for o, waited in zip(run.outcomes, first_s.tolist(), strict=True):
+            asked = run.workload.requests[o.index].output_tokens
+            long = asked >= LONG_TOKENS
+            colour, tip = (
+                (FURTHER if long else COLOURS[POLICY]),
+                f"{asked} tokens: {seconds(waited)}",
+            )
+            tip = f"{asked} tokens: {seconds(waited)}"
+            marks.append(Mark(o.origin_s, waited, colour, tip, small=not long))
+        mean = seconds(float(np.mean(first_s)))
         panels.append(
             Chart(
                 title=f"{name}: mean {mean}",
@@ -177,46 +179,19 @@ def _by_length(played: Played) -> list[Chart]:
     return [replace(chart, x=Axis("requested tokens", log=True))]  # most ask for few
 
 
-def _urgent(played: Played) -> list[Chart]:
-    panels = []
-    for title, of in (
-        ("Urgent requests", urgent),
-        ("The others", lambda run: [o for o in run.outcomes if o not in urgent(run)]),
-    ):
-        values = {
-            side: np.array([ttft_s(o) for run in _all(played, side) for o in of(run)])
-            for side in _sides(played)
-        }
-        panels.append(_shares(played, title, "time to first token", values))
-    return panels
+def _shares(title: str, unit: str, of: Callable[[Run], Iterable[float]]) -> Panel:
+    """The share of the requests, or programs, that waited at most so long."""
 
+    def panel(played: Played) -> Chart:
+        lines = []
+        for side, name in _sides(played).items():
+            waited = np.array([value for run in _all(played, side) for value in of(run)])
+            ordered = np.sort(waited[waited > 0])
+            share = np.arange(1.0, ordered.size + 1) / max(ordered.size, 1)
+            lines.append(Line(_thinned(ordered, share), _colour(side), name))
+        return _chart(title, unit, "share of the requests", lines, log=True)
 
-def _programs(played: Played) -> list[Chart]:
-    values = {
-        side: np.array(
-            [program_per_token_s(c) for run in _all(played, side) for c in programs(run)]
-        )
-        for side in _sides(played)
-    }
-    return [_shares(played, "Programs", "latency per token of a program", values)]
-
-
-def _ttft(played: Played) -> list[Chart]:
-    values = {
-        side: np.array([ttft_s(o) for run in _all(played, side) for o in run.outcomes])
-        for side in _sides(played)
-    }
-    return [_shares(played, "Time to first token", "time to first token", values)]
-
-
-def _shares(played: Played, title: str, unit: str, values: Mapping[str, Floats]) -> Chart:
-    """The share of the requests that waited at most so long."""
-    lines = []
-    for side, found in values.items():
-        ordered = np.sort(found[found > 0])
-        share = np.arange(1.0, ordered.size + 1) / max(ordered.size, 1)
-        lines.append(Line(_thinned(ordered, share), _colour(side), _sides(played)[side]))
-    return _chart(title, unit, "share of the requests", lines, log=True)
+    return panel
 
 
 # --- goodput -------------------------------------------------------------------------------------
@@ -254,6 +229,11 @@ def _thinned(x: Floats, y: Floats) -> list[tuple[float, float]]:
     return list(zip(x[kept].tolist(), y[kept].tolist(), strict=True))
 
 
+def _panels(*panels: Panel) -> Callable[[Played], list[Chart]]:
+    return lambda played: [panel(played) for panel in panels]
+
+
+_FIRST = "time to first token"
 PICTURES: dict[str, Callable[[Played], list[Chart]]] = {
     "stalls": _stalls,
     "starvation": _starvation,
@@ -261,7 +241,16 @@ PICTURES: dict[str, Callable[[Played], list[Chart]]] = {
     "progress": _progress,
     "by_length": _by_length,
     "goodput": _goodput,
-    "urgent": _urgent,
-    "programs": _programs,
-    "ttft": _ttft,
+    "urgent": _panels(
+        _shares("Urgent requests", _FIRST, METRICS["urgent_ttft_mean"].values),
+        _shares("The others", _FIRST, lambda run: waited_s(run, "first_s")[~urgent(run)]),
+    ),
+    "programs": _panels(
+        _shares(
+            "Programs",
+            "latency per token of a program",
+            METRICS["program_per_token_mean"].values,
+        )
+    ),
+    "ttft": _panels(_shares("Time to first token", _FIRST, METRICS["ttft_mean"].values)),
 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import WarmUp, measure
-from client.analysis.requests import table_of, tokens_between
 from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
-from client.load.live import live_view, say
+from client.comparison.limits import saturated
+from client.load.live import say
 from client.load.records import Run
-from client.load.servers.processes import ServerError
-from client.load.servers.stats import described, settled_stats, stats
+from client.load.servers.stats import described, stats
 from client.load.servers.system import System, server_command
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
@@ -97,14 +95,9 @@ def play(
         }
         played = Played(claim, model, seconds, speed, told)
         for job, workload in _jobs(claim, speed, seconds, seeds):
-            server = fleet.server(systems[BASELINE if job.side == CONTROL else job.side])
-            settled_stats(server.target)
+            its = systems[BASELINE if job.side == CONTROL else job.side]
             title = f"{claim.policy}, {job.part}, seed {job.seed}, {job.side}"
-            with live_view(title, len(workload.requests), leave=False) as watch:
-                run = fleet.crew.play(workload, server.target, silence_s=_SILENCE_S, watch=watch)
-            if run.interrupted:
-                raise KeyboardInterrupt
-            played.runs[job] = run
+            played.runs[job] = run = fleet.play(its, workload, title, silence_s=_SILENCE_S)
             if (why := unsound(run)) is not None:
                 say(f"{title}: left out, {why}")
     return played
@@ -119,28 +112,13 @@ def served(policy: str, claim: Claim, model: str, options: Sequence[str]) -> Sys
 
 
 def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
-    """From a closed loop that keeps the batch full; its first third is the start. A server that
-    generates few tokens in this time gets more. Raises servers.ServerError for one that is slower
-    still."""
+    """From a closed loop that keeps the batch full. Raises servers.ServerError for a server that is
+    too slow for these runs."""
     workload = closed_loop(traffic, _WARM_REQUESTS, 3 * ROWS, seed=1_000_003)
-    target = fleet.server(system).target
-    mean = statistics.fmean(r.output_tokens for r in workload.requests)
-    for longest_s in _WARM_S:
-        with live_view(f"speed of {system.name}", len(workload.requests), leave=False) as watch:
-            run = fleet.crew.play(
-                workload, target, drain_s=longest_s, silence_s=_SILENCE_S, watch=watch
-            )
-        if run.interrupted:
-            raise KeyboardInterrupt
-        settled_stats(target)
-        requests = table_of(run.outcomes)
-        end_s = min(run.wall_s, longest_s)
-        tokens = tokens_between(requests, end_s / 3, end_s)
-        if tokens >= _LEAST_TOKENS * ROWS:
-            tokens_per_s = tokens / (2 / 3 * end_s)
-            rate = tokens_per_s / mean
-            return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
-    raise ServerError(f"{system.name}: {tokens} tokens in {end_s:.0f} s are too few for these runs")
+    rate, tokens_per_s = saturated(
+        system, fleet, workload, _WARM_S, _LEAST_TOKENS * ROWS, _SILENCE_S
+    )
+    return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
 
 
 def _jobs(claim: Claim, speed: Speed, seconds: float, seeds: int) -> Iterator[tuple[Job, Workload]]:
@@ -176,15 +154,9 @@ def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: i
 def stall(speed: Speed) -> Workload:
     """A request that decodes, and a long prompt that comes after some of its tokens."""
     before, tokens, length = STALL
-    (short,), (long,) = (
-        closed_loop(_single(prompt, output), 1, 1, seed=0).requests
-        for prompt, output in ((16, tokens), (length, 4))
-    )
+    flows = (Flow(1, f"fixed:{n}", f"fixed:{m}") for n, m in ((16, tokens), (length, 4)))
+    (short,), (long,) = (closed_loop(Traffic((flow,), 1.0), 1, 1, 0).requests for flow in flows)
     requests: list[Request] = [
         replace(short, at_s=0.0), replace(long, at_s=round(before * speed.token_s, 6))
     ]  # fmt: skip
     return seal({"stall": STALL}, requests, before * speed.token_s, steady=False)
-
-
-def _single(prompt: int, output: int) -> Traffic:
-    return Traffic((Flow(1, f"fixed:{prompt}", f"fixed:{output}"),), 1.0)

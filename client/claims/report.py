@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from client.analysis.comparison.bootstrap import pooled_ratio
+from client.analysis.requests import table_of
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
@@ -39,6 +40,7 @@ def conclude(played: Played) -> dict[str, Any]:
         finding = trusted(find(blocks, metric.rank, less=metric.less), repeats)
         if metric.share:
             finding = counted(finding, blocks)
+        keys = shown(runs[0][POLICY], claim.metric) if runs else [claim.metric]
         sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
         found[part] = {
             **asdict(finding),
@@ -46,13 +48,9 @@ def conclude(played: Played) -> dict[str, Any]:
             "load": (claim.traffic if part == "traffic" else claim.calm).load,
             "requests": sent,
             "late_s": _late_s(runs),
-            "figures": {key: _figure(runs, METRICS[key]) for key in _shown(runs, claim.metric)},
+            "figures": {key: _figure(runs, METRICS[key]) for key in keys},
         }
     return found
-
-
-def _shown(runs: Sequence[dict[str, Run]], metric: str) -> list[str]:
-    return shown(runs[0][POLICY], metric) if runs else [metric]
 
 
 def _block(block: dict[str, Run], metric: Metric) -> Block:
@@ -74,21 +72,16 @@ def _figure(runs: Sequence[dict[str, Run]], metric: Metric) -> dict[str, Any]:
 
 def _value(values: Sequence[Floats], metric: Metric) -> float | None:
     together = np.concatenate([np.zeros(0), *values])
-    if not together.size:
-        return None
     if metric.rank is None:
-        return float(together.mean())
+        return float(together.mean()) if together.size else None
     return ranked(together, metric.rank)
 
 
 def _late_s(runs: Sequence[dict[str, Run]]) -> float | None:
     """How late the client sent at p99."""
-    late = [
-        o.sent_s - o.intended_s
-        for block in runs for run in block.values() for o in run.outcomes
-        if o.intended_s is not None
-    ]  # fmt: skip
-    return ranked(np.array(late), 99)
+    rows = [table_of(run.outcomes) for block in runs for run in block.values()]
+    late = np.concatenate([np.zeros(0), *(r["sent_s"] - r["intended_s"] for r in rows)])
+    return ranked(late[~np.isnan(late)], 99)
 
 
 # --- in words ---------------------------------------------------------------------------------

@@ -9,24 +9,27 @@ time under each of its five distributions, at a rate that it sustains and at one
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
 
 import numpy as np
 
 from client.analysis.metrics import WarmUp, measure
-from client.analysis.statistics import Interval, paired_ratio
+from client.analysis.statistics import Floats, Interval, excludes, paired_ratio
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
-from client.load.live import live_view, say
+from client.experiment import Experiment
+from client.load.live import say
 from client.load.machine import commit, machine
 from client.load.servers.processes import ServerError
-from client.load.servers.stats import settled_stats
+from client.load.servers.system import System
 from client.options.compare import SEEDS, CompareOptions
 from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
 from client.report.words import factor
-from client.workloads.recipe import make
+from client.workloads.recipe import Recipe, make
 
 SHAPES = {
     "uniform": "plan:outer=uniform,bins=20",
@@ -36,6 +39,11 @@ SHAPES = {
     "zipfian": "plan:outer=zipf,a1=1.1,bins=20",
 }
 RATES = (0.5, 1.5)  # multiples of the server's limit
+METRICS: dict[str, Callable[[tuple[Floats, float]], float]] = {  # of a run's TTFTs, and its rate
+    "mean TTFT": lambda turn: float(turn[0].mean()),
+    "TTFT p90": lambda turn: float(np.quantile(turn[0], 0.9)),
+    "tok/s": lambda turn: turn[1],
+}
 _LEAST_S = 1.0
 
 
@@ -64,39 +72,31 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
     # Beyond its limit the server needs 1.5 times as long as the sending takes.
     window_s = max(_LEAST_S, ((options.args.budget_s or 250.0) - 30) / runs / 1.25)
     say(f"limit of {system.name}: {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
-    found = []
+    found: list[Shape] = []
     for rate in RATES:
         count = max(3, round(rate * limit * window_s))
-        means: dict[str, list[float]] = {name: [] for name in SHAPES}
-        tails: dict[str, list[float]] = {name: [] for name in SHAPES}
-        speeds: dict[str, list[float]] = {name: [] for name in SHAPES}
-        for number, seed in enumerate(seeds):
-            # back to back, in the reverse order from seed to seed, since machines drift
-            for name in list(SHAPES)[:: -1 if number % 2 else 1]:
-                recipe = replace(options.recipe, arrivals=SHAPES[name], seed=seed, requests=count,
-                                 rate=rate * limit, exact_duration=False)  # fmt: skip
-                target = fleet.server(system).target
-                settled_stats(target)
-                title = f"{name} at {rate:g} of the limit, seed {seed}"
-                with live_view(title, count, leave=False) as watch:
-                    run = fleet.crew.play(make(recipe, fleet.words), target, watch=watch)
-                if run.interrupted:
-                    raise KeyboardInterrupt
-                m = measure(run, None, WarmUp(0.0, settled=True))
-                if not m.latencies["ttft"].size:
-                    raise ServerError(f"{title}: no response contained a token")
-                means[name].append(float(m.latencies["ttft"].mean()))
-                tails[name].append(float(np.quantile(m.latencies["ttft"], 0.9)))
-                speeds[name].append(m.output_tokens / run.wall_s)
+        recipe = replace(options.recipe, requests=count, rate=rate * limit, exact_duration=False)
+
+        sides = {name: partial(_turn, fleet, system, recipe, name) for name in SHAPES}
+        turns = Experiment(sides, METRICS, "uniform", seeds.__getitem__).run(len(seeds))
         for name in SHAPES:
-            ratio = None if name == "uniform" else paired_ratio(means[name], means["uniform"])
-            found.append(
-                Shape(
-                    rate, name, float(np.median(means[name])), float(np.median(tails[name])),
-                    float(np.median(speeds[name])), ratio,
-                )
-            )  # fmt: skip
+            mean_s, p90_s, tokens_per_s = (median(turns.figures(name, of)) for of in METRICS)
+            both = turns.figures(name), turns.figures("uniform")
+            ratio = None if name == "uniform" else paired_ratio(*both)
+            found.append(Shape(rate, name, mean_s, p90_s, tokens_per_s, ratio))
     return found
+
+
+def _turn(
+    fleet: Fleet, system: System, recipe: Recipe, name: str, seed: int
+) -> tuple[Floats, float]:
+    workload = make(replace(recipe, arrivals=SHAPES[name], seed=seed), fleet.words)
+    title = f"{name} at {recipe.rate:.3g} requests/s, seed {seed}"
+    run = fleet.play(system, workload, title)
+    measured = measure(run, None, WarmUp(0.0, settled=True))
+    if not measured.latencies["ttft"].size:
+        raise ServerError(f"{title}: no response contained a token")
+    return measured.latencies["ttft"], measured.output_tokens / run.wall_s
 
 
 def as_text(found: Sequence[Shape]) -> str:
@@ -119,12 +119,15 @@ def findings(found: Sequence[Shape]) -> list[str]:
     for rate in RATES:
         here = sorted((s for s in found if s.rate == rate), key=lambda s: s.mean_s)
         least, worst = here[0], here[-1]
+        sure = [s.name for s in here if s.ratio is not None and excludes(s.ratio, 1)]
+        names = ", ".join(sure)
+        certain = f"different from uniform: {names}" if sure else "no difference is certain"
         place = [s.name for s in reversed(here)].index("uniform") + 1
         spreads.append(worst.mean_s / least.mean_s)
         lines.append(
             f"At {rate:g} times the limit {worst.name} arrivals hurt most (mean TTFT "
             f"{seconds(worst.mean_s)}, {least.name} {seconds(least.mean_s)}); uniform ones are "
-            f"number {place} of {len(here)}; {_certainty(here)}."
+            f"number {place} of {len(here)}; {certain}."
         )
     fades = "fades" if spreads[1] < spreads[0] else "does not fade"
     lines.append(
@@ -132,19 +135,6 @@ def findings(found: Sequence[Shape]) -> list[str]:
         f"{factor(spreads[1])} times at the high one: the difference {fades}."
     )
     return lines
-
-
-def _certainty(here: Sequence[Shape]) -> str:
-    """Which intervals of the ratio to uniform arrivals exclude 1."""
-    sure = [
-        s.name
-        for s in here
-        if s.ratio is not None
-        and s.ratio.low is not None
-        and s.ratio.high is not None
-        and not s.ratio.low <= 1 <= s.ratio.high
-    ]
-    return f"different from uniform: {', '.join(sure)}" if sure else "no difference is certain"
 
 
 def figures(found: Sequence[Shape]) -> str:

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from client.load.live import say
+from client.load.live import live_view, say
 from client.load.machine import cores_for, holds
+from client.load.play import SILENCE_S
 from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S, adapted
 from client.load.servers.processes import Server, ServerError, await_health, free_port
+from client.load.servers.stats import settled_stats
 from client.load.servers.system import System
 from client.load.vocabulary import served_words
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, lengths_are_chosen, make
 from client.workloads.words import Words
+from client.workloads.workload_file import Workload
 
 
 class Fleet:
@@ -107,6 +110,27 @@ class Fleet:
                 say(f"watch all side by side: {self._pages[name]}/watch?with={shown}#measured")
                 self._watched.clear()  # once: the page outlives the server that it came from
         return self._ready[name]
+
+    def play(
+        self,
+        system: System,
+        workload: Workload,
+        title: str,
+        *,
+        drain_s: float | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> Run:
+        """A run that begins when the server is idle, shown in the terminal. Raises ServerError as
+        `server`, and KeyboardInterrupt if one cut it."""
+        target = self.server(system).target
+        settled_stats(target)  # requests of an earlier run that were cut must have ended
+        with live_view(title, len(workload.requests), leave=False) as watch:
+            run = self.crew.play(
+                workload, target, drain_s=drain_s, silence_s=silence_s, watch=watch
+            )
+        if run.interrupted:
+            raise KeyboardInterrupt
+        return run
 
     def _launch(self, system: System) -> None:
         cores = None if self.cores.shared else self.cores.servers

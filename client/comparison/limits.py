@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,12 @@ from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import fit_isolated
 from client.analysis.requests import table_of, tokens_between
 from client.comparison.fleet import Fleet, must_answer
-from client.load.live import live_view
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError
 from client.load.servers.stats import settled_stats
 from client.load.servers.system import System
 from client.workloads.recipe import Recipe, make
+from client.workloads.workload_file import Workload
 
 CALIBRATION_SEED = 1_000_003
 CONCURRENCY = 64  # of the closed loop that measures a limit
@@ -30,22 +31,13 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     before = time.monotonic()
     server = fleet.server(system)
     took_s = time.monotonic() - before
-    target = server.target
     alone = replace(recipe, seed=CALIBRATION_SEED, deferred_share=0.0)
-    probe = fleet.crew.play(
-        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words, users=1),
-        target,
-        silence_s=FIRST_ANSWER_S,
-    )
+    few = make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words, users=1)
+    probe = fleet.play(system, few, f"{system.name} alone", silence_s=FIRST_ANSWER_S)
     must_answer(probe, server)
     count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
-    with live_view(f"capacity of {system.name}", count, leave=False) as watch:
-        run = fleet.crew.play(
-            make(replace(alone, requests=count), fleet.words, users=1),
-            target,
-            silence_s=FIRST_ANSWER_S,
-            watch=watch,
-        )
+    longer = make(replace(alone, requests=count), fleet.words, users=1)
+    run = fleet.play(system, longer, f"capacity of {system.name}", silence_s=FIRST_ANSWER_S)
     must_answer(run, server)
     return Calibration(
         baseline=system.name,
@@ -54,38 +46,47 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
         ttft_s=float(np.median([(o.first_s or 0.0) - o.sent_s for o in run.outcomes])),
         longest_s=max((o.end_s or 0.0) - o.sent_s for o in run.outcomes),
         start_s=took_s,
-        streamed=target.stream,
+        streamed=server.target.stream,
         requests=count,
     )
 
 
 def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
-    """The limit in requests a second, from a closed loop of many users that is cut after `seconds`,
-    or later if no token arrived by then: a static batch returns its tokens at its end.
+    """The limit in requests a second, from a closed loop of many users.
 
     Raises ServerError if there is no response.
     """
-    server = fleet.server(system)
     closed = replace(recipe, requests=20 * CONCURRENCY, seed=CALIBRATION_SEED, deferred_share=0.0)
     workload = make(closed, fleet.words, users=CONCURRENCY)
+    return saturated(system, fleet, workload, (seconds, 4 * seconds, 16 * seconds))[0]
+
+
+def saturated(
+    system: System,
+    fleet: Fleet,
+    workload: Workload,
+    lengths_s: Sequence[float],
+    least_tokens: int = 1,
+    silence_s: float = FIRST_ANSWER_S,
+) -> tuple[float, float]:
+    """Requests and tokens a second that a closed loop gets once its first third is over.
+
+    It is cut after the first of the lengths in which so many tokens arrive: a static batch returns
+    its tokens at its end. Raises ServerError if the last is too short, too.
+    """
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
-    for longest_s in (seconds, 4 * seconds, 16 * seconds):
-        with live_view(f"limit of {system.name}", len(workload.requests), leave=False) as watch:
-            run = fleet.crew.play(
-                workload,
-                server.target,
-                drain_s=longest_s,
-                silence_s=FIRST_ANSWER_S,
-                watch=watch,
-            )
-        if run.interrupted:
-            raise KeyboardInterrupt
+    for longest_s in lengths_s:
+        run = fleet.play(
+            system, workload, f"limit of {system.name}", drain_s=longest_s, silence_s=silence_s
+        )
+        server = fleet.server(system)
         settled_stats(server.target)
         if (why := server.failure()) is not None:
             raise ServerError(why)
-        window_s = run.wall_s * 2 / 3
         tokens = tokens_between(table_of(run.outcomes), run.wall_s / 3, run.wall_s)
-        found = tokens / window_s / mean
-        if found:
-            return found
-    raise ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")
+        if tokens >= least_tokens:
+            tokens_per_s = tokens / (run.wall_s * 2 / 3)
+            return tokens_per_s / mean, tokens_per_s
+    raise ServerError(
+        f"{run.target} returned {tokens or 'no'} token{'s' * (tokens > 1)} in {run.wall_s:.1f} s"
+    )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from client.analysis.comparison.results import Calibration, Played
-from client.comparison.schedule import Experiment
+from client.comparison.schedule import Plan
 from client.load.machine import commit, machine, versions
 from client.options.compare import CompareOptions
 from client.workloads.recipe import used
@@ -30,7 +30,7 @@ def manifest_of(options: CompareOptions) -> dict[str, Any]:
     }
 
 
-def plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
+def plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
     return {
         "loads": list(plan.loads),
         "limits": dict(plan.limits),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from client.analysis.comparison.results import Calibration, Loss
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
-from client.comparison.schedule import Experiment, schedule, telling_loads
+from client.comparison.schedule import Plan, schedule, telling_loads
 from client.load.live import clock_in, say
 from client.load.servers.processes import ServerError
 from client.load.servers.system import System
@@ -64,14 +64,14 @@ def planned(
     losses: Sequence[Loss],
     *,
     together: bool,
-) -> Experiment:
+) -> Plan:
     args, lost = options.args, {loss.system for loss in losses}
     there = tuple(c for c in options.systems if c.name not in lost)
     if args.original:
         loads: tuple[float, ...] = (float(f"{1 / calibration.capacity:.3g}"),)
     else:
         loads = options.loads or telling_loads(list(limits.values()))
-    return Experiment(
+    return Plan(
         systems=there,
         loads=loads,
         seeds=_seeds(args.seed, args.seeds or SEEDS[0]),
@@ -93,8 +93,8 @@ def _control(systems: Sequence[System]) -> str:
 
 
 def with_window(
-    plan: Experiment, calibration: Calibration, options: CompareOptions, spent_s: float
-) -> Experiment:
+    plan: Plan, calibration: Calibration, options: CompareOptions, spent_s: float
+) -> Plan:
     """The plan with each run's length: as asked, or what fits the budget at worst. Where nothing
     was asked, the budget and the number of seeds are those in which runs are long enough for the
     model's responses."""
@@ -124,7 +124,7 @@ def _seeds(first: int, count: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-def _window(plan: Experiment, calibration: Calibration, left_s: float) -> float:
+def _window(plan: Plan, calibration: Calibration, left_s: float) -> float:
     """How long each run may last."""
     jobs = schedule(plan)
     starts = 0
@@ -137,11 +137,11 @@ def _window(plan: Experiment, calibration: Calibration, left_s: float) -> float:
     return (left_s - _REPORT_S - fixed) / max(parts, 1)
 
 
-def last_end(plan: Experiment) -> str:
+def last_end(plan: Plan) -> str:
     """When the last run would end if every answer came with the last send."""
     return clock_in(sum(plan.window_of(job.load) for job in schedule(plan)))
 
 
-def lengths(plan: Experiment) -> str:
+def lengths(plan: Plan) -> str:
     """Those of its runs, in seconds."""
     return " and ".join(f"{s:.1f} s" for s in sorted({plan.window_of(x) for x in plan.loads}))

@@ -14,7 +14,7 @@ from client.analysis.comparison.results import Job, Loss, Played
 from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import measure
 from client.comparison.fleet import Fleet
-from client.comparison.schedule import Experiment, schedule
+from client.comparison.schedule import Plan, schedule
 from client.load.live import live_view, say
 from client.load.servers.processes import Server, ServerError
 from client.load.servers.stats import handled, iterations, reset_stats, settled_stats
@@ -24,7 +24,7 @@ from client.workloads.words import Words
 from client.workloads.workload_file import Workload, write_workload
 
 
-def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:
+def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:
     """All runs in the order of the schedule; a server that fails is not used again."""
     jobs = schedule(plan)
     systems = {c.name: c for c in plan.systems}
@@ -44,7 +44,10 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
             why = server.failure()  # it may have died while others were measured
             if why is None:
                 workload = workload_of(plan, job.load, job.seed, capacity, fleet.words)
-                yield from _played(plan, job, server, fleet.crew, workload, title)
+                played = _played(plan, job, server, fleet.crew, workload, title)
+                yield played
+                if played.run.interrupted:
+                    raise KeyboardInterrupt
                 why = server.failure()
         if why is not None:
             fleet.end(job.system)
@@ -56,7 +59,7 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
 
 
 def workload_of(
-    plan: Experiment, load: float, seed: int, capacity: float, words: Words | None = None
+    plan: Plan, load: float, seed: int, capacity: float, words: Words | None = None
 ) -> Workload:
     """The workload of a load and seed, the same for every system; kept as a file."""
     rate = load * capacity
@@ -71,8 +74,8 @@ def workload_of(
 
 
 def _played(
-    plan: Experiment, job: Job, server: Server, crew: Crew, workload: Workload, title: str
-) -> Iterator[Played]:
+    plan: Plan, job: Job, server: Server, crew: Crew, workload: Workload, title: str
+) -> Played:
     """One run, and the server's statistics of it."""
     target = server.target
     settled_stats(target)
@@ -89,9 +92,7 @@ def _played(
         f"{measured.unfinished} unfinished, {verdict.word}"
         + (f" ({verdict.reason})" if verdict.word not in (VALID, SATURATED) else "")
     )
-    yield Played(job, run, stats, None if dead else iterations(target))
-    if run.interrupted:
-        raise KeyboardInterrupt
+    return Played(job, run, stats, None if dead else iterations(target))
 
 
 def _name_of(job: Job) -> str:

@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from client.analysis.comparison.results import Job
+from client.experiment import in_turn
 from client.load.servers.system import System
 from client.workloads.recipe import Recipe
 
@@ -25,7 +26,7 @@ _LONGER = 3.0  # factor for runs at a load beyond all limits
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class Plan:
     """The runs to make. ``window_s`` is how long a run sends, ``drain_s`` how long it waits for
     responses, except at loads beyond all limits.
 
@@ -76,7 +77,7 @@ class Experiment:
         return self.drain_s * (0.4 if self.beyond(job.system, job.load) else 1.0)
 
 
-def schedule(plan: Experiment) -> list[Job]:
+def schedule(plan: Plan) -> list[Job]:
     """All runs in their order. ``plan.loads`` ascend."""
     rng = random.Random(plan.order_seed)
     names = [c.name for c in plan.systems]
@@ -84,17 +85,16 @@ def schedule(plan: Experiment) -> list[Job]:
     for number, seed in enumerate(plan.seeds):
         loads = rng.sample(plan.loads, len(plan.loads))
         blocks = [_block(plan, load, seed) for load in loads]
-        if number % 2:
-            blocks = [block[::-1] for block in blocks]
+        blocks = [list(in_turn(block, number)) for block in blocks]
         if plan.together:
             jobs += chain.from_iterable(blocks)
             continue
-        for name in names[::-1] if number % 2 else names:
+        for name in in_turn(names, number):
             jobs += [job for block in blocks for job in block if job.system == name]
     return jobs
 
 
-def _block(plan: Experiment, load: float, seed: int) -> list[Job]:
+def _block(plan: Plan, load: float, seed: int) -> list[Job]:
     """The control first, so that it is as far from its original as any two systems are."""
     there = [c for c in plan.systems if plan.informative(c, load)]
     jobs = [Job(c.name, load, seed, repeat=False) for c in there]

@@ -57,20 +57,10 @@ def judged(
         at = points(results, calibration)
         if objectives is not None:
             found = headline(results, at, objectives, manifest["share"])
-    predicted = None if found is None else _predicted(results, found)
+    predicted = None if found is None else length_variance_gain(results, found)
     return Comparison(
         tuple(results), tuple(at), tuple(losses), calibration, found, predicted, manifest, rows
     )
-
-
-def _predicted(results: Sequence[Result], found: Headline) -> Prediction | None:
-    """Of the limits of dynamic and static; None where static has none."""
-    static = next((x for x in found.limits if x.system == "static"), None)
-    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
-    if static is None:
-        return None
-    measured = ratios.get(("dynamic", "static"))
-    return length_variance_gain(results, "static", static.load, measured)
 
 
 def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
@@ -90,15 +80,15 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
         "manifest": c.manifest,
     }
     kept = {
-        r.name: as_json(c.rows[r.name], [o.index for o in middle(r.run.outcomes)])
+        r.job.name: as_json(c.rows[r.job.name], [o.index for o in middle(r.run.outcomes)])
         for r in pictured(c.results)
-        if r.name in c.rows
+        if r.job.name in c.rows
     }
     (folder / "rows.json").write_text(json.dumps(kept) + "\n")
-    drawn = min((r.seed for r in c.results), default=0)
+    drawn = min((r.job.seed for r in c.results), default=0)
     write_raw(((_about(r, drawn), r.run) for r in c.results), folder / "runs.jsonl.gz")
     write_requests(
-        ((r.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
+        ((r.job.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
     )
     write_summary(rows, folder / "summary.csv")
     (folder / "manifest.json").write_text(json.dumps(c.manifest, indent=1) + "\n")
@@ -116,7 +106,7 @@ def _headline(found: Headline) -> dict[str, Any]:
 
 def _about(result: Result, drawn: int) -> dict[str, Any]:
     """Keeps iterations of the drawn seed only: all of them would be too large for a repository."""
-    kept = result.iterations if result.seed == drawn and not result.repeat else None
+    kept = result.iterations if result.job.seed == drawn and not result.job.repeat else None
     return {"job": asdict(result.job), "server": result.server, "iterations": kept}
 
 

@@ -90,9 +90,9 @@ def _server_table(c: Comparison) -> Table | None:
     if not c.points:
         return None
     load = pictures.telling_load(c.points)
-    runs = [r for r in final(c.results) if r.load == load and r.server]
+    runs = [r for r in final(c.results) if r.job.load == load and r.server]
     columns = [
-        (name, [r.server for r in runs if r.system == name and r.server])
+        (name, [r.server for r in runs if r.job.system == name and r.server])
         for name in names_of(c.points)
     ]
     return server_table(
@@ -223,7 +223,7 @@ def _gates(result: Result) -> Fold:
     gates = "\n".join(
         f"{g.name.ljust(width)}  {g.verdict:14}  {g.found}" for g in result.verdict.gates
     )
-    head = f"{result.name}: {result.verdict.word}"
+    head = f"{result.job.name}: {result.verdict.word}"
     warm = f"warm-up cut {m.warm_up_s:.2f} s of {m.warm_up_s + m.window_s:.2f} s"
     return Fold(head, f"{gates}\n{warm}; tokens: {result.run.counted}")
 

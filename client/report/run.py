@@ -150,6 +150,7 @@ def read_run(folder: Path) -> OneRun:
 
 def write_run_page(path: Path, one: OneRun) -> None:
     run, stats = one.run, one.server
+    sharing = one.environment.get("sharing", "")  # an earlier version kept none
     table = server_table([(run.target, [stats or {}])], "/stats after the run")
     by_size = latency_by_tokens(
         "Latency by requested tokens", [(run.target, END_COLOUR, [(0, o) for o in run.outcomes])]
@@ -174,7 +175,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
             Selector("", [("", [by_size])]),
             [
                 f"server: {described(stats) or 'unknown, since no /stats were read'}; "
-                f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
+                f"{sharing and f'{sharing}; '}workload {run.workload.sha256[:12]}, "
                 f"arrivals {run.workload.generator.get('arrivals')}"
             ],
         ),
@@ -215,12 +216,6 @@ def _sentences(one: OneRun) -> list[str]:
     if one.objectives is not None and m.attained is not None:
         judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
     return [*sentences, judged]
-
-
-def _sharing(one: OneRun) -> str:
-    """Empty for a run that an earlier version kept."""
-    known = one.environment.get("sharing")
-    return "" if known is None else f"{known}; "
 
 
 def _known(one: OneRun, figures: Sequence[Figure]) -> list[Figure]:

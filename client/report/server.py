@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from client.analysis.comparison.scalars import stated
 from client.report.html.page import Row, Table, seconds
 
 Stats = Mapping[str, Any]
@@ -16,7 +17,7 @@ def server_table(columns: Sequence[tuple[str, Sequence[Stats]]], caption: str) -
     """A column a server, the mean over its runs; a figure that none of them states is left out."""
     rows = []
     for title, path, text in _ROWS:
-        found = [_mean([_at(stats, path) for stats in runs]) for _, runs in columns]
+        found = [_mean([stated(stats, *path) for stats in runs]) for _, runs in columns]
         if any(value is not None for value in found):
             rows.append(Row((title, *("-" if v is None else text(v) for v in found))))
     head = ("the server's own figures", *(name for name, _ in columns))
@@ -40,13 +41,6 @@ _ROWS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("requests completed", ("counts", "completed"), "{:,.0f}".format),
     ("output tokens", ("total-tokens-handled",), "{:,.0f}".format),
 )
-
-
-def _at(stats: Stats, path: Sequence[str]) -> float | None:
-    value: Any = stats
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, int | float) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import long_prompts
 from benchmarks.harness import report as harness
-from benchmarks.long_prompts import __main__ as long_prompts
-from benchmarks.long_prompts.__main__ import Played
+from benchmarks.long_prompts import Played
 
 
 def test_a_stall_is_the_itl_to_that_of_the_same_tokens_without_the_prompts() -> None:

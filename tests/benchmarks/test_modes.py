@@ -7,8 +7,9 @@ import torch
 
 from benchmarks.bare import Job, run_bare
 from benchmarks.http.streams import text_work
-from benchmarks.modes.__main__ import NOBATCH_REQUESTS, Result, ratios
+from benchmarks.modes.__main__ import METRICS, NOBATCH_REQUESTS, Turn, ratios
 from benchmarks.modes.original import run_original
+from client.experiment import Experiment, Found
 from model import LoadOptions, load_model
 from models.weights.checkpoint import load_network
 from scheduling.policies.nobatch import NoBatch
@@ -25,21 +26,15 @@ def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
     assert seconds > 0
 
 
-def test_ratios_are_of_tokens_per_second_within_a_round_and_a_dtype() -> None:
+def test_ratios_are_of_tokens_per_second_within_a_round() -> None:
     """The machine is half as fast in the second round."""
-    results = [
-        result
-        for slow in (1.0, 2.0)
-        for result in (
-            Result("float32", "nobatch", 1, NOBATCH_REQUESTS, 80, slow * 8.0),  # 10 tokens/s
-            Result("float32", "static", 32, 64, 640, slow * 16.0),  # 40
-            Result("float32", "dynamic", 32, 64, 640, slow * 8.0),  # 80
-            Result("bfloat16", "dynamic", 32, 64, 640, slow),
-        )
-    ]
-    found = ratios(results)
-    assert found["bfloat16"] == {}
-    assert {name: value.value for name, value in found["float32"].items()} == pytest.approx(
-        {"dynamic at 32 / static": 2.0, "dynamic at 32 / nobatch": 8.0}
+    sides = {"nobatch at 1": 10.0, "static at 32": 40.0, "dynamic at 32": 80.0}
+    turns = {
+        side: [Turn(NOBATCH_REQUESTS, 640, slow * 640 / speed) for slow in (1.0, 2.0)]
+        for side, speed in sides.items()
+    }
+    found = dict(ratios(Found(Experiment({}, METRICS, "nobatch at 1"), turns), [32]))
+    assert {name: value.value for name, value in found.items()} == pytest.approx(
+        {"dynamic at 32 / static at 32": 2.0, "dynamic at 32 / nobatch": 8.0}
     )
-    assert found["float32"]["dynamic at 32 / nobatch"].low == pytest.approx(8.0)
+    assert found["dynamic at 32 / nobatch"].low == pytest.approx(8.0)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from client.analysis.comparison.length_variance import length_variance_gain
 from client.analysis.comparison.results import Loss, Played
 from client.analysis.comparison.summary import final, measured_together, points
 from client.analysis.objectives import Objectives
@@ -22,7 +21,7 @@ from client.compare import main
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
 from client.comparison.runs import carry_out
-from client.comparison.schedule import Experiment
+from client.comparison.schedule import Plan
 from client.load.servers.stats import handled, reset_stats, stats
 from client.load.servers.system import System
 from client.options.compare import options_from, parser
@@ -74,19 +73,16 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     results = measured_together(played, Objectives(ttft_s=1.0))
     kept = final(results)
     assert len(kept) == 3 * 2
-    assert [(r.system, r.load) for r in results if r.repeat] == [("dynamic", 4.0)]
+    assert [(r.job.system, r.job.load) for r in results if r.job.repeat] == [("dynamic", 4.0)]
     for load in plan.loads:
         for seed in plan.seeds:
-            same = {r.run.workload.sha256 for r in kept if (r.load, r.seed) == (load, seed)}
+            same = {r.run.workload.sha256 for r in kept if (r.job.load, r.job.seed) == (load, seed)}
             path = tmp_path / "workloads" / f"load{load:g}-seed{seed}.jsonl"
             assert same == {read_workload(path).sha256}
     table = {(p.system, p.load): p for p in points(results, calibration)}
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
-    predicted = length_variance_gain(results, "static", 4.0, None)
-    assert predicted is not None
-    assert predicted.predicted > 1
 
     manifest: dict[str, Any] = {
         "model": "sleep", "started": "now", "commit": "none", "seeds": [0], "window_s": 0.8,
@@ -97,6 +93,8 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         "objectives": {"ttft_s": 1.0}, "share": 0.9,
     }  # fmt: skip
     comparison = judged(played, [], calibration, manifest, {})
+    assert comparison.predicted is not None
+    assert comparison.predicted.predicted > 1
     figures = write_comparison(tmp_path, comparison)
     write_comparison_page(tmp_path / "report.html", comparison)
     json.dumps(figures, allow_nan=False)
@@ -163,13 +161,13 @@ def test_servers_that_do_not_fit_together_live_one_at_a_time(
     assert names == [f"load{p.job.load:g}-seed0/{p.job.system}" for p in found]
 
 
-def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Experiment:
+def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Plan:
     """A plan of one seed and short runs."""
     values: dict[str, Any] = {
         "loads": (1.0, 2.0), "seeds": (0,), "control": None, "recipe": RECIPE, "window_s": 0.2,
         "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
-    return Experiment(systems=systems, **values)
+    return Plan(systems=systems, **values)
 
 
 def apart(found: Iterable[Played | Loss]) -> tuple[list[Played], list[Loss]]:

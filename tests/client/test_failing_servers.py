@@ -26,9 +26,8 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.comparison.runs import carry_out
 from client.load.http.target import parse_target
-from client.load.servers.processes import Server, started
+from client.load.servers.processes import started
 from client.load.servers.system import System
-from client.load.workers import Crew
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client import badserver
@@ -178,7 +177,7 @@ def test_a_mode_that_dies_in_a_run_is_left_out_and_the_others_go_on(tmp_path: Pa
     results, losses = apart(carried_out(tmp_path, *both, capacity=30.0))
     assert [loss.system for loss in losses] == ["static"]
     assert "its process ended with status -9" in losses[0].reason
-    died = [r for r in measured_together(results, None) if r.system == "static"]
+    died = [r for r in measured_together(results, None) if r.job.system == "static"]
     assert died[-1].verdict.word == "FAILED"
     answered = sum(o.ok for r in died for o in r.run.outcomes)
     assert 0 < answered <= 12
@@ -302,13 +301,14 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
     assert figures["recipe"]["output_tokens"] == "fixed:3"
 
 
-def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Faulty) -> None:
-    server = Server(parse_target(faulty("busy", after=0)))
-    system = System("busy", None, server.target)
+def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(
+    faulty: Faulty, tmp_path: Path
+) -> None:
+    system = System("busy", None, parse_target(faulty("busy", after=4)))  # it is made warm by four
     found = Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
-    with Crew() as crew:
-        assert not capacity.Search(found, server, crew, None, None, 12).probe(0, 50.0)
-    assert [(p.good, p.passed, p.verdict) for p in found.probes] == [(0.0, False, "FAILED")]
+    with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
+        assert not capacity.Search(found, fleet, None, 12).probe(0, 5000.0)
+    assert [(p.passed, p.verdict) for p in found.probes] == [(False, "FAILED")]
 
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:

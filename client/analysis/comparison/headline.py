@@ -49,7 +49,7 @@ def headline(
         if (mine := table.get((of, load))) and (base := table.get((over, load)))
         if mine.verdict == base.verdict == VALID
     ]
-    again = [r for r in every if r.repeat]
+    again = [r for r in every if r.job.repeat]
     controls = [
         _pair(point, point, second, runs_by_seed(final(results), point.system, point.load))
         for point in points
@@ -102,7 +102,9 @@ def _limit(
     mine = {p.load: p for p in points if p.system == name}
     if not any(p.verdict == SATURATED for x, p in mine.items() if x >= best):
         return None
-    runs = [r for r in every if (r.system, r.load) == (name, best) if r.seed in tried[best]]
+    runs = [
+        r for r in every if (r.job.system, r.job.load) == (name, best) if r.job.seed in tried[best]
+    ]
     return Limit(
         name,
         best,

@@ -65,26 +65,6 @@ class Result(Played):
     measured: Measured
     verdict: Verdict
 
-    @property
-    def system(self) -> str:
-        return self.job.system
-
-    @property
-    def load(self) -> float:
-        return self.job.load
-
-    @property
-    def seed(self) -> int:
-        return self.job.seed
-
-    @property
-    def repeat(self) -> bool:
-        return self.job.repeat
-
-    @property
-    def name(self) -> str:
-        return self.job.name
-
 
 @dataclass(frozen=True, slots=True)
 class Loss:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,16 @@ def attained(runs: Sequence[Result]) -> float | None:
     return good / arrived
 
 
+def stated(stats: Mapping[str, Any] | None, *path: str) -> float | None:
+    """A number that a server states in /stats."""
+    value: Any = stats
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int | float) else None
+
+
 def batch_mean(result: Result) -> float | None:
-    sizes = (result.server or {}).get("batch-size")
-    mean = sizes.get("mean") if isinstance(sizes, dict) else None
-    return mean if isinstance(mean, int | float) else None
+    return stated(result.server, "batch-size", "mean")
 
 
 def _lag_p99_s(runs: Sequence[Result]) -> float:
@@ -50,15 +57,10 @@ def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], 
     return mean
 
 
-def _padding(result: Result) -> float | None:
-    share = (result.server or {}).get("padding-share")
-    return share if isinstance(share, int | float) else None
-
-
 SCALARS = (
     Scalar("lag", "dispatch_lag_p99_s", _lag_p99_s),
     Scalar("goodput", "goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
     Scalar("attained", "objectives_attained", attained),
     Scalar("batch", "batch_size_mean", _mean(batch_mean)),
-    Scalar("padding", "padding_share", _mean(_padding)),
+    Scalar("padding", "padding_share", _mean(lambda r: stated(r.server, "padding-share"))),
 )

@@ -102,13 +102,13 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
     kept, all_runs = final(results), whole(results)
-    order = _in_order([r.system for r in kept], calibration.baseline)
-    loads = sorted({r.load for r in kept})
+    order = _in_order([r.job.system for r in kept], calibration.baseline)
+    loads = sorted({r.job.load for r in kept})
     made = []
     for load in loads:
         base = runs_by_seed(all_runs, calibration.baseline, load)
         for name in order:
-            mine = [r for r in kept if r.system == name and r.load == load]
+            mine = [r for r in kept if r.job.system == name and r.job.load == load]
             if mine:
                 mine_by_seed = runs_by_seed(all_runs, name, load)
                 made.append(_point(name, load, mine, mine_by_seed, base, calibration))
@@ -129,7 +129,7 @@ def _in_order(names: Sequence[str], baseline: str) -> list[str]:
 
 def final(results: Sequence[Result]) -> list[Result]:
     """The planned runs, without the controls."""
-    return [r for r in whole(results) if not r.repeat]
+    return [r for r in whole(results) if not r.job.repeat]
 
 
 def whole(results: Sequence[Result]) -> list[Result]:
@@ -141,8 +141,8 @@ def runs_by_seed(results: Sequence[Result], name: str, load: float) -> dict[int,
     """A system's runs at a load: one a seed, or two where it is the control."""
     found: dict[int, list[Result]] = {}
     for r in results:
-        if r.system == name and r.load == load:
-            found.setdefault(r.seed, []).append(r)
+        if r.job.system == name and r.job.load == load:
+            found.setdefault(r.job.seed, []).append(r)
     return found
 
 
@@ -158,7 +158,7 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
     keeping = keeping_up([r.verdict.backlog for r in runs if is_sound(r)])
     reasons = () if keeping.up else (f"backlog: {keeping.found}",)
-    left_out = tuple(f"seed {r.seed} left out: {r.verdict.reason}" for r in wrong)
+    left_out = tuple(f"seed {r.job.seed} left out: {r.verdict.reason}" for r in wrong)
     return VALID if keeping.up else SATURATED, (*reasons, *left_out)
 
 
@@ -173,7 +173,7 @@ def _point(
     """``planned`` are its runs without the control's, which only the ratios use."""
     verdict, reasons = verdict_of(planned)
     usable = verdict in (VALID, SATURATED)
-    runs = [r for r in sorted(planned, key=lambda r: r.seed) if is_sound(r) or not usable]
+    runs = [r for r in sorted(planned, key=lambda r: r.job.seed) if is_sound(r) or not usable]
     pooled = {
         f.key: np.zeros(0)
         if f.of_ended and verdict == SATURATED
@@ -194,7 +194,7 @@ def _point(
         system=name,
         load=load,
         offered=float(np.mean([r.run.workload.rate or math.nan for r in runs])),
-        seeds=tuple(sorted(r.seed for r in planned)),
+        seeds=tuple(sorted(r.job.seed for r in planned)),
         verdict=verdict,
         reasons=reasons,
         voids=(*lag_gate([r.measured for r in runs]).voids, *_untold(runs)),

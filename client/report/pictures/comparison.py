@@ -45,8 +45,8 @@ def by_tokens(points: Sequence[Point], results: Sequence[Result], load: float) -
     names = names_of(points)
     groups = []
     for name in names:
-        mine = [r for r in final(results) if (r.system, r.load) == (name, load)]
-        asked = [(r.seed, o) for r in mine for o in r.run.outcomes]
+        mine = [r for r in final(results) if (r.job.system, r.job.load) == (name, load)]
+        asked = [(r.job.seed, o) for r in mine for o in r.run.outcomes]
         groups.append((name, colour(name, names), asked))
     return latency_by_tokens(f"Latency by requested tokens, load {load:g}", groups)
 
@@ -169,19 +169,21 @@ def latency(points: Sequence[Point], figure: Figure) -> Chart:
 def over_time(points: Sequence[Point], results: Sequence[Result], load: float) -> list[Chart]:
     """One seed at one load: how many rows each iteration had, and the latency of each request."""
     names = names_of(points)
-    here = [r for r in final(results) if r.load == load]
-    seed = min((r.seed for r in here), default=0)
-    shown = sorted((r for r in here if r.seed == seed), key=lambda r: names.index(r.system))
+    here = [r for r in final(results) if r.job.load == load]
+    seed = min((r.job.seed for r in here), default=0)
+    shown = sorted((r for r in here if r.job.seed == seed), key=lambda r: names.index(r.job.system))
     rows, marks = [], []
     for r in shown:
-        c = colour(r.system, names)
+        c = colour(r.job.system, names)
         t, y = batch_sizes(r)
         if t.size:
-            rows.append(Line(list(zip(t.tolist(), y.tolist(), strict=True)), c, r.system,
+            rows.append(Line(list(zip(t.tolist(), y.tolist(), strict=True)), c, r.job.system,
                              steps=True))  # fmt: skip
         for _, o in _thinned([(seed, o) for o in r.run.outcomes if o.ok or o.unfinished]):
             value = _e2e(o) if o.ok else max(o.left_s - o.origin_s, 1e-4)
-            tip = f"{r.system}, request {o.index}: {'' if o.ok else 'cut after '}{seconds(value)}"
+            tip = (
+                f"{r.job.system}, request {o.index}: {'' if o.ok else 'cut after '}{seconds(value)}"
+            )
             shape = Shape.DOT if o.ok else Shape.AT_LEAST
             marks.append(Mark(o.origin_s, value, c, tip, shape, small=True))
     most = ", ".join(f"{line.label} {max(y for _, y in line.points):.0f}" for line in rows)

@@ -29,15 +29,15 @@ _ROW_PX, _FRAME_PX = 9, 90
 def pictured(results: Sequence[Result]) -> list[Result]:
     """The runs of which a part is drawn: those of the first seed."""
     kept = final(results)
-    seed = min((r.seed for r in kept), default=0)
-    return [r for r in kept if r.seed == seed]
+    seed = min((r.job.seed for r in kept), default=0)
+    return [r for r in kept if r.job.seed == seed]
 
 
 def gantt(
     points: Sequence[Point], results: Sequence[Result], load: float, rows: Rows
 ) -> list[Chart]:
     """A chart a system: consecutive requests from the middle of one seed's run."""
-    runs = {r.system: r for r in pictured(results) if r.load == load}
+    runs = {r.job.system: r for r in pictured(results) if r.job.load == load}
     shown = {name: middle(runs[name].run.outcomes) for name in names_of(points) if name in runs}
     all_of = [o for outcomes in shown.values() for o in outcomes]
     if not all_of:
@@ -45,7 +45,7 @@ def gantt(
     start_s = min(o.origin_s for o in all_of)
     end_s = max(o.left_s for o in all_of) - start_s
     return [
-        _chart(name, outcomes, load, start_s, end_s, rows.get(runs[name].name, {}))
+        _chart(name, outcomes, load, start_s, end_s, rows.get(runs[name].job.name, {}))
         for name, outcomes in shown.items()
     ]
 

@@ -157,7 +157,7 @@ def test_an_interrupted_run_is_measured_up_to_its_end_and_left_out_of_comparison
     assert measure(cut).window_s == pytest.approx(3.0)
     empty = replace(cut, outcomes=())
     results = [result(run, seed) for seed, run in enumerate((run_of([outcome()]), cut, empty))]
-    assert [r.seed for r in final(results)] == [0]
+    assert [r.job.seed for r in final(results)] == [0]
 
 
 CALIBRATION = Calibration(

@@ -7,13 +7,13 @@ import pytest
 from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import Isolated
 from client.comparison.planning import planned, with_window
-from client.comparison.schedule import Experiment, schedule
+from client.comparison.schedule import Plan, schedule
 from client.options.compare import options_from, parser
 
 SPENT_S = 60.0
 
 
-def plan_of(token_s: float, *words: str) -> Experiment:
+def plan_of(token_s: float, *words: str) -> Plan:
     """For a model with so many seconds a token alone, of which a batch computes four times as many
     a second."""
     options = options_from(parser().parse_args(list(words)))
@@ -27,7 +27,7 @@ def plan_of(token_s: float, *words: str) -> Experiment:
     )
 
 
-def sending_s(plan: Experiment) -> float:
+def sending_s(plan: Plan) -> float:
     return sum(plan.window_of(job.load) for job in schedule(plan))
 
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.comparison.schedule import Experiment, schedule, telling_loads
+from client.comparison.schedule import Plan, schedule, telling_loads
 from client.load.servers.system import System
 from client.workloads.recipe import Recipe
 
 NAMES = ("nobatch", "static", "dynamic")
 
 
-def plan(**changes: Any) -> Experiment:
+def plan(**changes: Any) -> Plan:
     values: dict[str, Any] = {
         "systems": tuple(System(name, ("x",), None) for name in NAMES),
         "loads": (0.7, 2.0, 8.0), "seeds": tuple(range(6)), "control": "dynamic",
         "recipe": Recipe(), "window_s": 1.0, "drain_s": 1.0, "folder": Path(), "order_seed": 0,
         "together": True, **changes,
     }  # fmt: skip
-    return Experiment(**values)
+    return Plan(**values)
 
 
 def test_compared_runs_are_back_to_back_and_reversed_from_seed_to_seed() -> None:

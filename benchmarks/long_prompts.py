@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,16 +28,19 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.bare import BareRun, Job, run_bare
+from benchmarks.harness.picture import plt, without_frame
+from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import file_name, machine, options, save, table
-from benchmarks.harness.turns import in_turns, ratio
-from benchmarks.long_prompts.picture import Point, draw
-from benchmarks.prefix.play import CLOCKS
+from benchmarks.harness.turns import Ratio, ratio, ratio_of
+from benchmarks.prefix import CLOCKS
+from client.experiment import Experiment
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
 
+MOST_STALL, LEAST_THROUGHPUT = 3.0, 0.97  # what `auto` is built to reach
 ALONE, AUTO = "alone", "stall-free, auto"
 CURVE = 64, 96, 128, 192, 288, 512, 1024  # token budgets beside `auto`
 OTHER_TOKENS = 32  # of the prompts of those that decode
@@ -57,16 +60,19 @@ class Played:
     ttft_s: float  # of the prompts, the mean
     tokens_per_s: float  # of prompts and output
 
-    @property
-    def p99_s(self) -> float:
-        return _p99(self.itl_s[self.disturbed])
-
     def stall(self, alone: Played) -> float:
         """p99 of the ITL, as a multiple of that of the same tokens without the prompts: it grows
         with their contexts, so it is smoothed over neighbours."""
         around = np.pad(alone.itl_s, SMOOTHED // 2, mode="edge")
         undisturbed_s = np.median(np.lib.stride_tricks.sliding_window_view(around, SMOOTHED), -1)
         return _p99(self.itl_s[self.disturbed] / undisturbed_s[self.disturbed])
+
+
+METRICS: dict[str, Callable[[Played], float]] = {
+    "tokens_per_s": lambda played: played.tokens_per_s,
+    "p99_ms": lambda played: 1000 * _p99(played.itl_s[played.disturbed]),
+    "ttft_ms": lambda played: 1000 * played.ttft_s,
+}
 
 
 def _p99(values: Floats) -> float:
@@ -104,6 +110,43 @@ def played(run: BareRun, decodes: int) -> Played:
     return Played(itl_s, disturbed, float(np.mean(first)) - arrival_s, tokens / run.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A side: p99 ITL beside prompts to the undisturbed one, tokens per second to orca's."""
+
+    stall: Ratio
+    throughput: Ratio
+
+
+def _error(ratio: Ratio) -> list[list[float]]:
+    """As matplotlib takes it; one round has no interval."""
+    low, high = ratio.low or ratio.value, ratio.high or ratio.value
+    return [[ratio.value - low], [high - ratio.value]]
+
+
+def draw(points: Mapping[str, Point], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    fixed = [point for name, point in points.items() if name.isdecimal()]
+    axes.plot([p.stall.value for p in fixed], [p.throughput.value for p in fixed], color="#bbbbbb")
+    for name, point in points.items():
+        color = "#4c78a8" if name.isdecimal() else "#e45756"
+        at = point.stall.value, point.throughput.value
+        x_error, y_error = _error(point.stall), _error(point.throughput)
+        axes.errorbar(*at, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
+        if name.isdecimal():
+            axes.annotate(name, at, textcoords="offset points", xytext=(6, -12), color=color)
+        else:  # above its interval: `auto` lies on the curve, close to a fixed budget
+            top, short = (at[0], at[1] + y_error[1][0]), name.removeprefix("stall-free, ")
+            axes.annotate(short, top, textcoords="offset points", xytext=(4, 4), color=color)
+    axes.axvline(MOST_STALL, color="#999999", lw=1, ls="--")
+    axes.axhline(LEAST_THROUGHPUT, color="#999999", lw=1, ls="--")
+    axes.set_xscale("log")
+    axes.set_xlabel("p99 ITL of the others while prompts are computed, to the undisturbed one")
+    axes.set_ylabel("prompt and output tokens/s, to orca")
+    without_frame(axes)
+    save_picture(figure, path)
+
+
 class Sides:
     """`alone` and the policies."""
 
@@ -128,7 +171,7 @@ class Sides:
     def names(self) -> Collection[str]:
         return self._policies.keys()
 
-    def play(self, name: str) -> Played:
+    def play(self, name: str, _: int = 0) -> Played:
         return played(self._run(name), self._args.decodes)
 
     def _run(self, name: str) -> BareRun:
@@ -160,27 +203,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     model.warm_up()
     sides = Sides(model, model.vocab_size, args)
     turns = {name: partial(sides.play, name) for name in sides.names}
-    found = in_turns(turns, args.rounds, "long prompts")
-    alone = found.pop(ALONE)
+    found = Experiment(turns, METRICS, "orca").run(args.rounds, "long prompts")
+    alone = found.turns[ALONE]
     points = {
         name: Point(
             ratio(
                 [one.stall(beside) for one, beside in zip(rounds, alone, strict=True)],
                 [1.0] * len(rounds),
             ),
-            ratio([o.tokens_per_s for o in rounds], [o.tokens_per_s for o in found["orca"]]),
+            ratio_of(found, name),
         )
-        for name, rounds in found.items()
+        for name, rounds in found.turns.items()
+        if name != ALONE
     }
     rows = [
         (
             name,
-            f"{points[name].stall:.2f}",
-            f"{1000 * np.median([one.p99_s for one in rounds]):.1f}",
-            f"{1000 * np.median([one.ttft_s for one in rounds]):.0f}",
-            f"{points[name].throughput:.3f}",
+            f"{point.stall:.2f}",
+            *(f"{np.median(found.figures(name, of)):.1f}" for of in ("p99_ms", "ttft_ms")),
+            f"{point.throughput:.3f}",
         )
-        for name, rounds in found.items()
+        for name, point in points.items()
     ]
     columns = "| stall: | p99 ITL, ms: | mean TTFT, ms: | tokens/s to orca:"
     card = (

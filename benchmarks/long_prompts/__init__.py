@@ -1,1 +1,0 @@
-"""Long prompts that arrive beside running decodes."""

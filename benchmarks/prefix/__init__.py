@@ -1,1 +1,0 @@
-"""Prefix caching: the savings of a shared beginning, and the cost of the look-up."""

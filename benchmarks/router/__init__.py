@@ -1,1 +1,0 @@
-"""The cost of the router, compared with other proxies."""
