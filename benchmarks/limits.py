@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from benchmarks.harness.report import options, save
 from kernels import linear_kernel, load_library
 from model import DTYPES
 from models.networks import Config
-from models.weights.pieces import is_linear, shapes_of
+from models.weights.pieces import FUSED, is_linear, shapes_of
 from models.weights.source import WeightSource
 
 READ_BYTES = 2**29
@@ -52,6 +53,7 @@ ARGUMENTS = {
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # pieces of a block that its attention needs
 BEFORE_ATTENTION = ("ln_1", "q", "k", "v", "q_norm", "k_norm")
+LAYER_OF = {piece: layer for layer, pieces in FUSED.items() for piece in pieces}
 COMPUTES_STORED = "int8"  # the dtype whose instructions multiply a file's quantised weights
 Bits = Mapping[str, float]  # of a value of each piece (models/weights/pieces.py)
 
@@ -88,12 +90,6 @@ def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
     )
 
 
-def matrices_of(config: Config) -> list[tuple[str, int]]:
-    """The matrices of the blocks' linear layers, and how many weights each has."""
-    pieces = shapes_of(config).items()
-    return [(piece, math.prod(shape)) for piece, shape in pieces if is_linear(piece)]
-
-
 def weights_of(config: Config) -> int:
     """Parameters of the blocks that a token reads: matrices, biases, norms."""
     pieces = shapes_of(config).items()
@@ -112,27 +108,39 @@ def weight_bytes(piece: str, dtype: str, bits: Bits | None) -> float:
     return WEIGHT_BYTES[dtype] if bits is None else bits[piece] / 8
 
 
-def bytes_of(done: Pass, config: Config, dtype: str, bits: Bits | None = None) -> int:
-    """`bits`: of the weights, where they are not all of `dtype`."""
-    read = 0.0
+def needs(
+    done: Pass, config: Config, dtype: str, bits: Bits | None = None
+) -> dict[str, tuple[float, int]]:
+    """Bytes to read and operations of the parts of a pass. `bits`: of the weights, where they are
+    not all of `dtype`."""
+    read: dict[str, float] = defaultdict(float)
+    computed: dict[str, int] = defaultdict(int)
     for piece, shape in shapes_of(config).items():
+        weights, last = math.prod(shape), False
         if piece.startswith("blocks."):
-            needed = done.drawn or not after_attention(piece, config)
+            own, last = piece.split(".")[2], after_attention(piece, config)
+            part = LAYER_OF.get(own, own)
+        elif piece == head_of(config):
+            part, last = "head", True
         else:
-            needed = piece == head_of(config) and bool(done.drawn)
-        if needed:
-            read += math.prod(shape) * weight_bytes(piece, dtype, bits)
+            continue
+        rows = done.drawn if last else done.tokens
+        read[part] += weights * weight_bytes(piece, dtype, bits) * bool(rows)
+        if part == "head" or is_linear(piece):
+            computed[part] += 2 * weights * rows
     a_key = DTYPES[dtype].itemsize * config.kv_heads * config.head_dim
-    return int(read) + 2 * whole_layers(config) * a_key * done.cached
+    read["attention"] = 2 * whole_layers(config) * a_key * done.cached
+    wide = 4 * config.n_head * config.head_dim
+    computed["attention"] = wide * whole_layers(config) * done.pairs
+    return {part: (read[part], computed[part]) for part in read}
+
+
+def bytes_of(done: Pass, config: Config, dtype: str, bits: Bits | None = None) -> int:
+    return int(sum(read for read, _ in needs(done, config, dtype, bits).values()))
 
 
 def operations_of(done: Pass, config: Config) -> int:
-    linear = 0
-    for piece, weights in matrices_of(config):
-        linear += 2 * weights * (done.drawn if after_attention(piece, config) else done.tokens)
-    head = 2 * config.n_embd * config.vocab_size * done.drawn
-    attention = 4 * config.n_head * config.head_dim * whole_layers(config) * done.pairs
-    return linear + head + attention
+    return sum(computed for _, computed in needs(done, config, "float32").values())
 
 
 def stored_bits(source: WeightSource) -> Bits:

@@ -22,22 +22,15 @@ from typing import Any
 from benchmarks.harness.report import options, save, table
 from benchmarks.limits import (
     COMPUTES_STORED,
-    Bits,
     Limits,
-    after_attention,
     describe,
-    head_of,
-    matrices_of,
     measure,
+    needs,
     pass_of,
     stored_bits,
-    weight_bytes,
-    whole_layers,
 )
 from model import DTYPES, LoadOptions, load_model
-from models.networks import Config
 from models.weights.checkpoint import open_source
-from models.weights.pieces import FUSED
 from requested import Sampling
 from runtime.attention import RaggedAttention
 from runtime.executor import Executor
@@ -63,37 +56,13 @@ class Shape:
 class Part:
     name: str
     seconds: float
-    bytes: int  # that must be read
+    bytes: float  # that must be read
     operations: int  # that must be done
 
     def limit_s(self, limits: Limits, dtype: str) -> float:
         return max(
             self.bytes / limits.read_bytes_per_s, self.operations / limits.operations_per_s[dtype]
         )
-
-
-def needs(
-    config: Config, dtype: str, shape: Shape, bits: Bits | None = None
-) -> dict[str, tuple[int, int]]:
-    """Bytes and operations of the parts where they matter. `bits`: as of `bytes_of`."""
-    tokens = shape.rows * shape.tokens
-    done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
-    layer_of = {piece: layer for layer, pieces in FUSED.items() for piece in pieces}
-    read: dict[str, float] = defaultdict(float)
-    computed: dict[str, int] = defaultdict(int)
-    for piece, weights in matrices_of(config):
-        own = piece.split(".")[-2]
-        part = layer_of.get(own, own)
-        read[part] += weights * weight_bytes(piece, dtype, bits)
-        computed[part] += 2 * weights * (done.drawn if after_attention(piece, config) else tokens)
-    head = config.n_embd * config.vocab_size
-    read["head"] = head * weight_bytes(head_of(config), dtype, bits)
-    computed["head"] = 2 * head * done.drawn
-    layers = whole_layers(config)
-    a_key = DTYPES[dtype].itemsize * config.kv_heads * config.head_dim
-    read["attention"] = 2 * layers * a_key * done.cached
-    computed["attention"] = 4 * config.n_head * config.head_dim * layers * done.pairs
-    return {part: (int(read[part]), computed[part]) for part in read}
 
 
 class Clock:
@@ -133,7 +102,7 @@ class Clock:
 
 
 def timed_steps(
-    model: Executor, shape: Shape, sampling: Sampling, needed: Mapping[str, tuple[int, int]]
+    model: Executor, shape: Shape, sampling: Sampling, needed: Mapping[str, tuple[float, int]]
 ) -> list[Part]:
     clock = Clock()
     clock.watch(model)
@@ -163,7 +132,7 @@ def timed_steps(
         rounds.append({**clock.spent, "rest": whole - sum(clock.spent.values())})
         model.forget()
     return [
-        Part(name, median(r.get(name, 0.0) for r in rounds[1:]), *needed.get(name, (0, 0)))
+        Part(name, median(r.get(name, 0.0) for r in rounds[1:]), *needed.get(name, (0.0, 0)))
         for name in rounds[-1]
     ]
 
@@ -204,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     limits = measure([dtype])
     model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.rows))
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=0)
-    needed = needs(model.network.config, dtype, shape, bits)
+    done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
+    needed = needs(done, model.network.config, dtype, bits)
     parts = timed_steps(model, shape, sampling, needed)
     limits = limits.or_better(measure([dtype]))
     head = (
