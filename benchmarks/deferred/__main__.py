@@ -21,21 +21,26 @@ import argparse
 import copy
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 from tqdm import tqdm
 
 from benchmarks.deferred.bench import SHORT, Bench, RealClock, Sizes
-from benchmarks.deferred.points import Cell
-from benchmarks.deferred.report import report
+from benchmarks.deferred.points import Cell, Point, Relative, points
 from benchmarks.deferred.sides import ALONE, BACKLOG, SHAPES, arrivals, policies
-from benchmarks.harness.report import options
+from benchmarks.harness.report import machine, options, save, table
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
+from scheduling.prediction.step_time import Work
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 WARM_UP_S = 0.5
+COLUMNS = (
+    "load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "
+    "| deferred tokens/s | of the spare capacity | of what the curve allows"
+)
 
 
 def measure(
@@ -106,7 +111,37 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{sizes.prompt[1]} tokens, {sizes.output[0]} out on average, {args.rounds} rounds of "
         f"{args.seconds:g} s"
     )
-    report(title, only, cells, args.factors, args.limit, args.out, name)
+    found = points(cells, only, args.factors, args.limit)
+    curves = [cell.curve() for cell in cells]
+    step_ms = {
+        n: 1000 * float(np.median([c.seconds(Work(n, n, n, 64 * n, 64 * n)) for c in curves]))
+        for n in (1, 2, 4, 8, 16, 32)
+    }
+    r2 = float(np.median([curve.r2 for curve in curves]))
+    times = ", ".join(f"{ms:.1f}" for ms in step_ms.values())
+    rows = [row(point) for point in found if point.policy != "alone"]
+    card = (
+        f"{title}, on {machine()}. Deferred requests alone: {only:.0f} tokens/s. Step time at 1, "
+        f"2, 4, 8, 16, 32 decodes of 64 tokens: {times} ms (R2 {r2:.3f}).\n\n{table(COLUMNS, rows)}"
+    )
+    figures = {
+        "title": title, "deferred_only_tokens_per_s": only, "step_ms": step_ms, "r2": r2,
+        "points": [asdict(point) for point in found],
+    }  # fmt: skip
+    save(figures, card, args.out, name)
+
+
+def row(p: Point) -> tuple[str, ...]:
+    return (
+        f"{p.load:.0%}", p.shape, p.policy, f"{p.requests}", f"{p.ttft_p50.value:.2f}",
+        _told(p.ttft_p99), f"{p.tpot_p50.value:.2f}", _told(p.tpot_p99),
+        f"{p.deferred_tokens_per_s:.0f}", f"{p.of_spare:.0%}",
+        "" if p.of_allowed is None else format(p.of_allowed, ".0%"),
+    )  # fmt: skip
+
+
+def _told(ratio: Relative) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 if __name__ == "__main__":

@@ -124,20 +124,19 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if dtype not in peer.dtypes:
                     continue
                 if (reason := missing.get(peer.environment)) is not None:
-                    run = partial(Result, dtype, peer.name, 0, error=reason)
+                    run = partial(Result, 0, error=reason)
                 else:
                     run = partial(run_peer, work, peer, dtype)
                 sides[dtype, peer.name] = once(run)
-        found = in_turns(sides, args.rounds, "engines")
-        results = [result for rounds in found.values() for result in rounds]
+        results = in_turns(sides, args.rounds, "engines")
         limits = limits.or_better(measure(computed))
-        ends = summary(results, limits, work)
+        ends = summary(results, limits, work.least_seconds)
     report = {
         "model": args.model,
         "work": args.work,
         "sampled": args.sampled,
         "limits": asdict(limits),
-        "results": [for_report(result) for result in results],
+        "results": [for_report(*side, r) for side, rounds in results.items() for r in rounds],
         "summary": {
             dtype: {
                 name: asdict(value) if isinstance(value, Ratio) else value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.harness.report import machine, table
 from benchmarks.harness.turns import Ratio, ratio
@@ -17,8 +17,6 @@ OURS, NOBATCH = "ours", "ours, nobatch"
 class Result:
     """An engine in one round."""
 
-    dtype: str
-    engine: str
     requests: int
     tokens: int = 0
     seconds: float = 0.0
@@ -32,93 +30,64 @@ class Result:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class Bound(Protocol):
-    """Knows the least time that the machine needs for iterations."""
-
-    def least_seconds(self, passes: Sequence[Pass], dtype: str, limits: Limits) -> float: ...
-
-
-def by_engine(results: Sequence[Result], dtype: str) -> dict[str, list[Result]]:
-    """Each engine's rounds, in order."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        if result.dtype == dtype:
-            found.setdefault(result.engine, []).append(result)
-    return found
+Rounds = Mapping[tuple[str, str], Sequence[Result]]  # by dtype and engine
+LeastSeconds = Callable[[Sequence[Pass], str, Limits], float]  # of a dtype's iterations
 
 
 def speed(rounds: Sequence[Result]) -> float:
     return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 
-def against(ours: Sequence[Result], rounds: Sequence[Result]) -> Ratio | None:
-    """Ours over an engine's; None if one of the two has no figure in some round."""
-    if not ours or len(ours) != len(rounds) or any(r.error for r in (*ours, *rounds)):
-        return None
+def against(ours: Sequence[Result], rounds: Sequence[Result]) -> Ratio:
     return ratio([r.tokens_per_s for r in ours], [r.tokens_per_s for r in rounds])
 
 
-def best_peer(results: Sequence[Result]) -> list[Result] | None:
-    """The rounds of the fastest peer in any precision."""
-    sides = [
-        rounds
-        for dtype in dict.fromkeys(r.dtype for r in results)
-        for name, rounds in by_engine(results, dtype).items()
-        if name not in (OURS, NOBATCH) and not any(r.error for r in rounds)
-    ]
-    return max(sides, key=speed, default=None)
-
-
-def summary(results: Sequence[Result], limits: Limits, bound: Bound) -> dict[str, dict[str, Any]]:
+def summary(
+    results: Rounds, limits: Limits, least_seconds: LeastSeconds
+) -> dict[str, dict[str, Any]]:
     """The last lines of the table, by dtype; all of them ratios within this run."""
+    sound = {side: rounds for side, rounds in results.items() if not any(r.error for r in rounds)}
+    peers = {side: rounds for side, rounds in sound.items() if side[1] not in (OURS, NOBATCH)}
+
+    def fastest(dtypes: Sequence[str]) -> tuple[str, str] | None:
+        of = {side: speed(rounds) for side, rounds in peers.items() if side[0] in dtypes}
+        return max(of, key=of.__getitem__, default=None)
+
+    best_of_all = fastest([dtype for dtype, _ in peers])
     found: dict[str, dict[str, Any]] = {}
-    for dtype in dict.fromkeys(r.dtype for r in results):
-        engines = by_engine(results, dtype)
-        ours = engines.get(OURS, [])
-        if not ours or any(r.error for r in ours):
+    for (dtype, engine), ours in sound.items():
+        if engine != OURS:
             continue
-        ratios = {
-            name: compared
-            for name, rounds in engines.items()
-            if name != OURS and (compared := against(ours, rounds))
-        }
         lines: dict[str, Any] = {}
-        peers = [name for name in ratios if name != NOBATCH]
-        if peers:
-            best = max(peers, key=lambda name: speed(engines[name]))
-            lines[f"ours / the best peer ({best})"] = ratios[best]
-        if (best_of_all := best_peer(results)) is not None and best_of_all[0].dtype != dtype:
-            name = f"{best_of_all[0].engine} in {best_of_all[0].dtype}"
-            if (compared := against(ours, best_of_all)) is not None:
-                lines[f"ours / the best peer in any precision ({name})"] = compared
-        if NOBATCH in ratios:
-            lines["ours / nobatch"] = ratios[NOBATCH]
-        limit = ours[0].tokens / bound.least_seconds(ours[0].passes, dtype, limits)
+        if (best := fastest([dtype])) is not None:
+            lines[f"ours / the best peer ({best[1]})"] = against(ours, peers[best])
+        if best_of_all is not None and best_of_all[0] != dtype:
+            name = f"{best_of_all[1]} in {best_of_all[0]}"
+            compared = against(ours, peers[best_of_all])
+            lines[f"ours / the best peer in any precision ({name})"] = compared
+        if (dtype, NOBATCH) in sound:
+            lines["ours / nobatch"] = against(ours, sound[dtype, NOBATCH])
+        limit = ours[0].tokens / least_seconds(ours[0].passes, dtype, limits)
         lines["the machine's limit, tokens/s"] = round(limit, 1)
         lines["ours / the machine's limit"] = round(speed(ours) / limit, 3)
         found[dtype] = lines
     return found
 
 
-def card(
-    title: str, results: Sequence[Result], limits: Limits, ends: Mapping[str, Mapping[str, Any]]
-) -> str:
+def card(title: str, results: Rounds, limits: Limits, ends: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[Sequence[object]] = []
-    for dtype in dict.fromkeys(r.dtype for r in results):
-        engines = by_engine(results, dtype)
-        ours = engines.get(OURS, [])
-        for name, rounds in engines.items():
-            r = next((r for r in rounds if r.error), rounds[0])
-            if r.error:
-                rows.append((dtype, name, "-", r.requests, "-", "-", "-", "-", r.error))
-                continue
-            outputs = ours[0].outputs if ours else []
-            same = sum(a == b for a, b in zip(r.outputs, outputs, strict=False))
-            compared = None if name == OURS else against(ours, rounds)
-            rows.append(
-                (dtype, name, len(rounds), r.requests, r.tokens, f"{speed(rounds):.1f}",
-                 compared or "", f"{same} of {r.requests}", r.settings)
-            )  # fmt: skip
+    for (dtype, name), rounds in results.items():
+        r = next((r for r in rounds if r.error), rounds[0])
+        if r.error:
+            rows.append((dtype, name, "-", r.requests, "-", "-", "-", "-", r.error))
+            continue
+        ours = [r for r in results.get((dtype, OURS), ()) if not r.error]
+        same = sum(a == b for a, b in zip(r.outputs, ours[0].outputs if ours else [], strict=False))
+        compared = against(ours, rounds) if name != OURS and len(ours) == len(rounds) else ""
+        rows.append(
+            (dtype, name, len(rounds), r.requests, r.tokens, f"{speed(rounds):.1f}", compared,
+             f"{same} of {r.requests}", r.settings)
+        )  # fmt: skip
     columns = (
         "dtype | engine | rounds | requests | tokens | output tokens/s | ours / this (95 %) "
         "| same tokens as ours | settings"
@@ -134,6 +103,8 @@ def card(
     )
 
 
-def for_report(result: Result) -> dict[str, Any]:
+def for_report(dtype: str, engine: str, result: Result) -> dict[str, Any]:
     kept = {n: v for n, v in asdict(result).items() if n not in ("outputs", "passes")}
-    return kept | {"tokens_per_s": result.tokens_per_s, "iterations": len(result.passes)}
+    iterations = len(result.passes)
+    return {"dtype": dtype, "engine": engine, **kept, "tokens_per_s": result.tokens_per_s,
+            "iterations": iterations}  # fmt: skip

@@ -85,14 +85,14 @@ class Work:
                     env=variables, cwd=ROOT, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False,
                 )  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:
-                return Result(dtype, engine, len(jobs), error=str(error))
+                return Result(len(jobs), error=str(error))
         if not written.exists():
             last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            return Result(dtype, engine, len(jobs), error=last[-1] if last else "no result")
-        return checked(dtype, engine, task, json.loads(written.read_text()))
+            return Result(len(jobs), error=last[-1] if last else "no result")
+        return checked(task, json.loads(written.read_text()))
 
 
-def checked(dtype: str, engine: str, task: Task, done: Mapping[str, Any]) -> Result:
+def checked(task: Task, done: Mapping[str, Any]) -> Result:
     """A result counts only if every request has exactly the requested number of tokens."""
     wrong = [
         (len(output), wanted)
@@ -101,10 +101,8 @@ def checked(dtype: str, engine: str, task: Task, done: Mapping[str, Any]) -> Res
     ]
     if wrong:
         error = f"{len(wrong)} requests have a wrong number of tokens: {wrong[0][0]}, "
-        return Result(dtype, engine, len(task.prompts), error=f"{error}asked for {wrong[0][1]}")
+        return Result(len(task.prompts), error=f"{error}asked for {wrong[0][1]}")
     return Result(
-        dtype=dtype,
-        engine=engine,
         requests=len(task.prompts),
         tokens=sum(map(len, done["outputs"])),
         seconds=done["seconds"],
@@ -134,7 +132,7 @@ def once(measure: Callable[[], Result]) -> Callable[[], Result]:
         result = failed[0] if failed else measure()
         if result.error and not failed:
             failed.append(result)
-            print(f"{result.dtype} {result.engine}: {result.error}", file=sys.stderr)
+            print(result.error, file=sys.stderr)
         return result
 
     return turn

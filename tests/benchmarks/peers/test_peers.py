@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,20 +54,21 @@ def test_a_peer_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> Non
     assert run(tmp_path, "sys.exit('float32 is not offered')").error == "float32 is not offered"
 
 
-def rounds_of(engine: str, *tokens: int) -> list[results.Result]:
+def rounds_of(*tokens: int) -> list[results.Result]:
     """A second each."""
-    return [results.Result("float32", engine, 2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
+    return [results.Result(2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
 
 
 def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: Path) -> None:
-    rounds = [
-        *rounds_of(results.OURS, 100, 120, 80),  # the machine drifts by half
-        *rounds_of("slow", 40, 40, 40),
-        *rounds_of("fast", 80, 96, 64),
-        *[results.Result("float32", "broken", 2, error="no tokens")] * 3,
-    ]
+    rounds = {
+        ("float32", results.OURS): rounds_of(100, 120, 80),  # the machine drifts by half
+        ("float32", "slow"): rounds_of(40, 40, 40),
+        ("float32", "fast"): rounds_of(80, 96, 64),
+        ("float32", "broken"): [results.Result(2, error="no tokens")] * 3,
+        ("int8", "narrow"): rounds_of(50, 60, 40),
+    }
     limits = Limits(1e9, {"float32": 1e9})
-    found = results.summary(rounds, limits, SmallWork(tmp_path))
+    found = results.summary(rounds, limits, SmallWork(tmp_path).least_seconds)
     best = found["float32"]["ours / the best peer (fast)"]
     assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
     assert best.drift == pytest.approx(1.5)
@@ -78,9 +78,13 @@ def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: P
 
 
 def test_ours_is_also_compared_with_the_fastest_peer_in_any_precision(tmp_path: Path) -> None:
-    rounds = [*rounds_of(results.OURS, 100, 120), *rounds_of("float", 50, 60)]
-    rounds += [replace(r, dtype="int8") for r in rounds_of("narrow", 80, 96)]
-    found = results.summary(rounds, Limits(1e9, {"float32": 1e9}), SmallWork(tmp_path))
+    rounds = {
+        ("float32", results.OURS): rounds_of(100, 120),
+        ("float32", "float"): rounds_of(50, 60),
+        ("int8", "narrow"): rounds_of(80, 96),
+    }
+    limits = Limits(1e9, {"float32": 1e9})
+    found = results.summary(rounds, limits, SmallWork(tmp_path).least_seconds)
     assert found["float32"]["ours / the best peer (float)"].value == pytest.approx(2)
     in_any = found["float32"]["ours / the best peer in any precision (narrow in int8)"]
     assert in_any.value == pytest.approx(1.25)
