@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +30,10 @@ import torch
 from benchmarks.bare import BareRun, Job, run_bare
 from benchmarks.harness.picture import plt, without_frame
 from benchmarks.harness.picture import save as save_picture
-from benchmarks.harness.report import file_name, machine, options, save, table
-from benchmarks.harness.turns import Ratio, ratio, ratio_of
+from benchmarks.harness.report import file_name, options, report
+from benchmarks.harness.turns import ratio, ratio_of
 from benchmarks.prefix import CLOCKS
-from client.experiment import Experiment
+from client.experiment import Experiment, Found
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
@@ -41,7 +41,7 @@ from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
 
 MOST_STALL, LEAST_THROUGHPUT = 3.0, 0.97  # what `auto` is built to reach
-ALONE, AUTO = "alone", "stall-free, auto"
+AUTO = "stall-free, auto"
 CURVE = 64, 96, 128, 192, 288, 512, 1024  # token budgets beside `auto`
 OTHER_TOKENS = 32  # of the prompts of those that decode
 UNDISTURBED = 64  # iterations before the prompts arrive
@@ -59,17 +59,19 @@ class Played:
     disturbed: slice  # while prompts were computed
     ttft_s: float  # of the prompts, the mean
     tokens_per_s: float  # of prompts and output
+    alone_s: Floats  # the others' ITL in this round without the prompts
 
-    def stall(self, alone: Played) -> float:
+    def stall(self) -> float:
         """p99 of the ITL, as a multiple of that of the same tokens without the prompts: it grows
         with their contexts, so it is smoothed over neighbours."""
-        around = np.pad(alone.itl_s, SMOOTHED // 2, mode="edge")
+        around = np.pad(self.alone_s, SMOOTHED // 2, mode="edge")
         undisturbed_s = np.median(np.lib.stride_tricks.sliding_window_view(around, SMOOTHED), -1)
         return _p99(self.itl_s[self.disturbed] / undisturbed_s[self.disturbed])
 
 
 METRICS: dict[str, Callable[[Played], float]] = {
     "tokens_per_s": lambda played: played.tokens_per_s,
+    "stall": Played.stall,
     "p99_ms": lambda played: 1000 * _p99(played.itl_s[played.disturbed]),
     "ttft_ms": lambda played: 1000 * played.ttft_s,
 }
@@ -92,51 +94,50 @@ def work_of(args: argparse.Namespace, vocab_size: int, arrival_s: float) -> list
     return others + jobs(args.prompts, args.prompt_tokens, args.output_tokens, arrival_s)
 
 
-def played(run: BareRun, decodes: int) -> Played:
+def itl_of(run: BareRun) -> Floats:
+    """Of the requests that decode from the first iteration on."""
+    ends_s = [record.start_s + record.duration_s for record in run.tally.iterations]
+    return np.diff(ends_s)
+
+
+def played(run: BareRun, decodes: int, alone_s: Floats) -> Played:
     """Raises ValueError if the others did not decode beside all prompts."""
     others, prompts = run.inferences[:decodes], run.inferences[decodes:]
-    records = run.tally.iterations
-    itl_s = np.diff([record.start_s + record.duration_s for record in records])
     tokens = run.tokens + sum(inference.prompt_tokens for inference in run.inferences)
     first = [inference.first_token_s or math.inf for inference in prompts]
-    if not prompts:
-        return Played(itl_s, slice(0), 0.0, tokens / run.seconds)
     if max(first) > (ended_s := min(inference.last_token_s or 0.0 for inference in others)):
         missing_s = max(first) - ended_s
         raise ValueError(f"the others ended {missing_s:.3f} s too early: increase --decode-tokens")
     arrival_s = prompts[0].arrival_s
-    ends_s = np.array([record.start_s + record.duration_s for record in records[1:]])
+    ends_s = np.array([r.start_s + r.duration_s for r in run.tally.iterations[1:]])
     disturbed = slice(*np.searchsorted(ends_s, [arrival_s, max(first) + TINY_S]).tolist())
-    return Played(itl_s, disturbed, float(np.mean(first)) - arrival_s, tokens / run.seconds)
+    ttft_s = float(np.mean(first)) - arrival_s
+    return Played(itl_of(run), disturbed, ttft_s, tokens / run.seconds, alone_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A side: p99 ITL beside prompts to the undisturbed one, tokens per second to orca's."""
-
-    stall: Ratio
-    throughput: Ratio
-
-
-def _error(ratio: Ratio) -> list[list[float]]:
-    """As matplotlib takes it; one round has no interval."""
-    low, high = ratio.low or ratio.value, ratio.high or ratio.value
-    return [[ratio.value - low], [high - ratio.value]]
-
-
-def draw(points: Mapping[str, Point], path: Path) -> None:
+def draw(found: Found, path: Path) -> None:
+    """A token budget costs throughput and saves stalls."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    fixed = [point for name, point in points.items() if name.isdecimal()]
-    axes.plot([p.stall.value for p in fixed], [p.throughput.value for p in fixed], color="#bbbbbb")
-    for name, point in points.items():
-        color = "#4c78a8" if name.isdecimal() else "#e45756"
-        at = point.stall.value, point.throughput.value
-        x_error, y_error = _error(point.stall), _error(point.throughput)
-        axes.errorbar(*at, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
-        if name.isdecimal():
-            axes.annotate(name, at, textcoords="offset points", xytext=(6, -12), color=color)
+    points = {
+        side: (ratio(found.figures(side, "stall"), [1.0] * len(turns)), ratio_of(found, side))
+        for side, turns in found.turns.items()
+    }
+    fixed = [
+        (stall.value, rate.value) for side, (stall, rate) in points.items() if side.isdecimal()
+    ]
+    axes.plot(*zip(*fixed, strict=True), color="#bbbbbb")
+    for side, of in points.items():
+        color = "#4c78a8" if side.isdecimal() else "#e45756"
+        x, y = (one.value for one in of)
+        # one round has no interval
+        x_error, y_error = (
+            [[v.value - (v.low or v.value)], [(v.high or v.value) - v.value]] for v in of
+        )
+        axes.errorbar(x, y, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
+        if side.isdecimal():
+            axes.annotate(side, (x, y), textcoords="offset points", xytext=(6, -12), color=color)
         else:  # above its interval: `auto` lies on the curve, close to a fixed budget
-            top, short = (at[0], at[1] + y_error[1][0]), name.removeprefix("stall-free, ")
+            top, short = (x, y + y_error[1][0]), side.removeprefix("stall-free, ")
             axes.annotate(short, top, textcoords="offset points", xytext=(4, 4), color=color)
     axes.axvline(MOST_STALL, color="#999999", lw=1, ls="--")
     axes.axhline(LEAST_THROUGHPUT, color="#999999", lw=1, ls="--")
@@ -148,36 +149,32 @@ def draw(points: Mapping[str, Point], path: Path) -> None:
 
 
 class Sides:
-    """`alone` and the policies."""
+    """The policies, and the requests that decode without the prompts."""
 
     def __init__(self, model: Model, vocab_size: int, args: argparse.Namespace) -> None:
         self._model, self._args, self._limit = model, args, args.decodes + args.prompts
         self._predictor = Predictor()
-        self._policies: dict[str, Policy] = {
-            ALONE: Orca(),
-            "orca": Orca(),
-            AUTO: StallFree(predictor=self._predictor),
-        }
+        self.policies: dict[str, Policy] = {
+            "orca": Orca(), AUTO: StallFree(predictor=self._predictor)
+        }  # fmt: skip
         if args.curve is not None:
             budgets = [budget for budget in CURVE if budget > self._limit]
-            self._policies |= {str(budget): StallFree(budget) for budget in budgets}
+            self.policies |= {str(budget): StallFree(budget) for budget in budgets}
         self._work = work_of(args, vocab_size, 0.0)
         for _ in range(LEARNING_RUNS):
-            self._run(AUTO)
-        itl_s = self.play(ALONE).itl_s
-        self._work = work_of(args, vocab_size, float(itl_s[:UNDISTURBED].sum()))
+            self._run(AUTO, self._work)
+        self._work = work_of(args, vocab_size, float(self.alone()[:UNDISTURBED].sum()))
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._policies.keys()
+    def alone(self, _: int = 0) -> Floats:
+        """The ITL of those that decode."""
+        return itl_of(self._run("orca", self._work[: self._args.decodes]))
 
-    def play(self, name: str, _: int = 0) -> Played:
-        return played(self._run(name), self._args.decodes)
+    def play(self, name: str, alone_s: Floats) -> Played:
+        return played(self._run(name, self._work), self._args.decodes, alone_s)
 
-    def _run(self, name: str) -> BareRun:
-        work = self._work[: self._args.decodes] if name == ALONE else self._work
+    def _run(self, name: str, work: Sequence[Job]) -> BareRun:
         return run_bare(
-            self._model, self._policies[name], "dynamic", work, self._limit,
+            self._model, self.policies[name], "dynamic", work, self._limit,
             clock=CLOCKS[self._args.clock], predictor=self._predictor if name == AUTO else None,
         )  # fmt: skip
 
@@ -202,40 +199,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = load_model(LoadOptions("dynamic", args.model, "auto", args.dtype, 0, limit))
     model.warm_up()
     sides = Sides(model, model.vocab_size, args)
-    turns = {name: partial(sides.play, name) for name in sides.names}
-    found = Experiment(turns, METRICS, "orca").run(args.rounds, "long prompts")
-    alone = found.turns[ALONE]
-    points = {
-        name: Point(
-            ratio(
-                [one.stall(beside) for one, beside in zip(rounds, alone, strict=True)],
-                [1.0] * len(rounds),
-            ),
-            ratio_of(found, name),
-        )
-        for name, rounds in found.turns.items()
-        if name != ALONE
-    }
-    rows = [
-        (
-            name,
-            f"{point.stall:.2f}",
-            *(f"{np.median(found.figures(name, of)):.1f}" for of in ("p99_ms", "ttft_ms")),
-            f"{point.throughput:.3f}",
-        )
-        for name, point in points.items()
-    ]
-    columns = "| stall: | p99 ITL, ms: | mean TTFT, ms: | tokens/s to orca:"
-    card = (
-        f"{args.model}, {model.info.dtype}, on {machine()}, {args.clock} seconds\n\n"
-        f"{args.prompts} prompts of {args.prompt_tokens} tokens beside {args.decodes} decodes; "
-        f"stall: p99 ITL of these, to their ITL without the prompts\n\n{table(columns, rows)}"
+    turns = {name: partial(sides.play, name) for name in sides.policies}
+    found = Experiment(turns, METRICS, "orca", sides.alone).run(args.rounds, "long prompts")
+    title = (
+        f"{args.model}, {model.info.dtype}, {args.clock} seconds: {args.prompts} prompts of "
+        f"{args.prompt_tokens} tokens beside {args.decodes} decodes"
     )
-    settings = {name: value for name, value in vars(args).items() if name not in ("out", "curve")}
-    figures = {name: asdict(point) for name, point in points.items()}
+    also = "stall: p99 ITL of the decodes, to their ITL without the prompts"
+    report([found], title, args.out, f"long-prompts-{file_name(args.model)}", also)
     if args.curve is not None:
-        draw(points, args.curve)
-    save({**settings, "sides": figures}, card, args.out, f"long-prompts-{file_name(args.model)}")
+        draw(found, args.curve)
 
 
 if __name__ == "__main__":
