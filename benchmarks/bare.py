@@ -192,6 +192,28 @@ def run_bare(
     return BareRun(seconds, tally, inferences, manager.history.since(0).events)
 
 
+def drive(
+    model: Model,
+    policy: Policy,
+    work: Sequence[Inference],
+    iterations: int,
+    rows: int,
+    max_resident: int | None = None,
+    *recorders: Recorder,
+) -> Tally:
+    """So many iterations of the dynamic mode with batches of ``rows``, all of the work present."""
+    tally = Tally(*recorders)
+    manager = BatchingManager(
+        policy, tally, max_batch_size=rows, max_waiting=len(work), max_resident=max_resident
+    )
+    manager.serve(model, make_ledger("dynamic", model))
+    for inference in work:
+        manager.enqueue(inference)
+    for _ in range(iterations):
+        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
+    return tally
+
+
 @contextlib.contextmanager
 def threads_kept() -> Iterator[None]:
     """A small model restricts torch to one thread when it is loaded: the next model in the same

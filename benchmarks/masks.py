@@ -15,17 +15,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 
-from batching import BatchingManager
-from benchmarks.bare import Tally, threads_kept
+from benchmarks.bare import drive, threads_kept
 from benchmarks.harness.report import options, report, table
 from client.experiment import Experiment, Found
 from engine.inference import Inference
-from generate.modes import MODES, make_ledger
 from model import DTYPES, LoadOptions, load_model
 from models.names import EMBEDDED, RANDOM_PREFIX
 from requested import Constraint, Sampling
@@ -116,18 +114,13 @@ def run(
     """Generated and drawn tokens per second of so many iterations, behind those of the prompts."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
-    tally = Tally()
-    manager = BatchingManager(Orca(), tally, max_batch_size=ROWS, max_waiting=ROWS)
-    manager.serve(model, make_ledger("dynamic", model))
-    sampling = Sampling(temperature=0.8)
     most = model.num_blocks * model.block_tokens // ROWS - PROMPT_TOKENS
+    work = []
     for row, prompt in enumerate(prompts):
-        asked = replace(sampling, seed=row, constraint=constraint if row < masked else None)
-        manager.enqueue(Inference(prompt, min(most, 200), asked, time.perf_counter()))
-    for _ in range(1 + iterations):
-        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
+        asked = Sampling(row, 0.8, constraint=constraint if row < masked else None)
+        work.append(Inference(prompt, min(most, 200), asked, time.perf_counter()))
+    measured = drive(model, Orca(), work, 1 + iterations, ROWS).iterations[1:]
     model.forget()
-    measured = tally.iterations[1:]
     seconds = sum(record.duration_s for record in measured)
     return (
         sum(record.num_generated for record in measured) / seconds,

@@ -13,24 +13,23 @@ real time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from batching import BatchingManager
-from benchmarks.bare import GREEDY, Tally, threads_kept
-from benchmarks.harness.report import options, save, table
+from benchmarks.bare import GREEDY, drive, threads_kept
+from benchmarks.harness.report import options, report
+from client.analysis.statistics import Floats
+from client.experiment import Experiment
 from engine.inference import Inference
-from generate.modes import MODES, make_ledger
 from model import LoadOptions, load_model
-from records import Recorder
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Model, Observer, Opening, Outcome, Plan, Policy, Request, Served, Step, View
+from seams import Observer, Opening, Outcome, Plan, Policy, Request, Served, Step, View
 from serving.config import RESIDENT_WHERE_PAUSED, Config
 
 ROWS, WAITING = 64, 1000
@@ -91,35 +90,23 @@ class NoModel:
         return Done(Outcome(tokens, sum(step.num_tokens for step in steps), 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Planning:
-    """The median plan, and the 99th percentile."""
-
-    policy: str
-    plan_us: float
-    slowest_us: float
-
-
 def main() -> None:
-    parser = options(__doc__, rounds=None, model="random:smollm2-135m", dtype="bfloat16")
+    parser = options(__doc__, model="random:smollm2-135m", dtype="bfloat16")
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES])
     parser.add_argument("--step-ms", type=float, help="of a step; measured if not given")
     args = parser.parse_args()
     step_ms = args.step_ms or measured_step_ms(args.model, args.dtype)
-    found = [measure(name) for name in args.policies]
-    rows = []
-    for one in found:
-        share = one.plan_us / 1e3 / step_ms
-        rows.append(
-            (one.policy, f"{one.plan_us:.0f}", f"{one.slowest_us:.0f}",
-             f"{share:.2%}" + (" (too much)" if share > MOST_SHARE else ""))
-        )  # fmt: skip
-    columns = "policy | plan, median us: | p99 us: | plan / step:"
-    head = f"{args.model}, {ROWS} rows, {WAITING} waiting, a step of {step_ms:.1f} ms"
-    figures = {
-        "model": args.model, "step_ms": step_ms, "policies": [asdict(one) for one in found]
-    }  # fmt: skip
-    save(figures, f"{head}\n\n{table(columns, rows)}", args.out, "planning")
+    sides = {name: partial(plans_us, name) for name in args.policies}
+    metrics: dict[str, Callable[[Floats], float]] = {
+        "plan_us": lambda plans: float(np.median(plans)),
+        "p99_us": lambda plans: float(np.quantile(plans, 0.99)),
+        "percent_of_a_step": lambda plans: float(np.median(plans)) / 10 / step_ms,
+    }
+    found = Experiment(sides, metrics, args.policies[0]).run(args.rounds)
+    costly = [n for n in sides if median(found.figures(n)) > 1e3 * MOST_SHARE * step_ms]
+    title = f"{args.model}, {ROWS} rows, {WAITING} waiting, a step of {step_ms:.1f} ms"
+    also = f"More than {MOST_SHARE:.0%} of a step: {', '.join(costly) or 'none'}."
+    report([found], title, args.out, "planning", also, model=args.model, step_ms=step_ms)
 
 
 def measured_step_ms(name: str, dtype: str) -> float:
@@ -128,12 +115,12 @@ def measured_step_ms(name: str, dtype: str) -> float:
         model = load_model(
             LoadOptions("dynamic", name, "auto", dtype, 0, ROWS, max_model_len=MOST_TOKENS)
         )
-        tally = drive(model, Orca(), requests(np.random.default_rng(0), ROWS), STEPS // 2)
+        tally = drive(model, Orca(), requests(np.random.default_rng(0), ROWS), STEPS // 2, ROWS)
     return 1e3 * median(record.duration_s for record in tally.iterations[STEPS // 4 :])
 
 
-def measure(name: str) -> Planning:
-    """With a model that computes nothing, so that it takes seconds."""
+def plans_us(name: str, _: int) -> Floats:
+    """Of each plan, once the first third is over, with a model that computes nothing."""
     predictor = Predictor()
     policy = Timed(
         make_policy(name, Config(mode="dynamic", policy=name, max_batch_size=ROWS), predictor)
@@ -141,29 +128,8 @@ def measure(name: str) -> Planning:
     model = NoModel(RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS)
     resident = (RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS
     work = requests(np.random.default_rng(0), WAITING + 2 * ROWS)
-    drive(model, policy, work, STEPS, resident, predictor)
-    plan_us = 1e6 * np.array(policy.plan_s)[STEPS // 3 :]
-    return Planning(name, float(np.median(plan_us)), float(np.quantile(plan_us, 0.99)))
-
-
-def drive(
-    model: Model,
-    policy: Policy,
-    work: Sequence[Inference],
-    steps: int,
-    max_resident: int = ROWS,
-    *recorders: Recorder,
-) -> Tally:
-    tally = Tally(*recorders)
-    manager = BatchingManager(
-        policy, tally, max_batch_size=ROWS, max_waiting=len(work), max_resident=max_resident
-    )
-    manager.serve(model, make_ledger("dynamic", model))
-    for inference in work:
-        manager.enqueue(inference)
-    for _ in range(steps):
-        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
-    return tally
+    drive(model, policy, work, STEPS, ROWS, resident, predictor)
+    return 1e6 * np.array(policy.plan_s)[STEPS // 3 :]
 
 
 def requests(rng: np.random.Generator, count: int) -> list[Inference]:
