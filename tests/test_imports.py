@@ -44,7 +44,14 @@ FLOORS: dict[str, list[set[str]]] = {
         {"responses"},  # kept where jobs are
         {"document"},
     ],
-    "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}, {"options"}, {"comparison"}],
+    "client": [
+        {"experiment", "workloads"},
+        {"load"},
+        {"analysis"},
+        {"report"},
+        {"options"},
+        {"comparison"},
+    ],
     "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
