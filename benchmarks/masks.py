@@ -15,13 +15,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 
 from benchmarks.bare import drive, threads_kept
-from benchmarks.harness.report import options, report, table
+from benchmarks.harness.report import options, report
 from client.experiment import Experiment, Found
 from engine.inference import Inference
 from model import DTYPES, LoadOptions, load_model
@@ -30,7 +29,6 @@ from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import Grammars
-from runtime.grammar.matching import Matching
 from scheduling.policies.orca import Orca
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
@@ -68,15 +66,6 @@ SIDES = {  # rows with a constraint, and theirs
 }
 
 
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first mask of a request whose constraint is compiled."""
-
-    model: str
-    median_ms: float
-    p99_ms: float
-
-
 def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
     """Of a random model: the embedded vocabulary, and random words up to its network's size."""
     if not model.startswith(RANDOM_PREFIX):
@@ -94,7 +83,7 @@ def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
 
 
 @threads_kept()
-def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[Found, First]:
+def measure(name: str, dtype: str, iterations: int, rounds: int) -> Found:
     model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
     model.warm_up()
     tokenizer = tokenizer_of(name, model.vocab_size)
@@ -104,8 +93,7 @@ def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[Found,
     sides = {side: partial(run, model, iterations, *asked) for side, asked in SIDES.items()}
     run(model, 4, ROWS, MANY)  # first use
     of = {"model": name, "vocab_size": model.vocab_size}
-    found = Experiment(sides, METRICS, "none", of=of).run(rounds)
-    return found, first_masks(name, model.grammars, model.vocab_size)
+    return Experiment(sides, METRICS, "none", of=of).run(rounds)
 
 
 def run(
@@ -128,28 +116,13 @@ def run(
     )
 
 
-def first_masks(name: str, grammars: Grammars, vocab_size: int, times: int = 200) -> First:
-    bits, taken_s = np.zeros(-(-vocab_size // 32), np.int32), []
-    for _ in range(times):
-        start_s = time.perf_counter()
-        Matching(grammars, MANY, ()).fill(bits.ctypes.data)
-        taken_s.append(time.perf_counter() - start_s)
-    return First(name, *(1000 * float(np.percentile(taken_s, p)) for p in (50, 99)))
-
-
 def main() -> None:
     parser = options(__doc__, dtype="auto", known_dtypes=["auto", *DTYPES])
     parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
     parser.add_argument("--iterations", type=int, default=48, help="of a turn (48)")
     args = parser.parse_args()
     found = [measure(name, args.dtype, args.iterations, args.rounds) for name in args.models]
-    firsts = [first for _, first in found]
-    also = table(
-        "first mask of a compiled schema | median ms: | p99 ms:",
-        [(f.model, f"{f.median_ms:.3f}", f"{f.p99_ms:.3f}") for f in firsts],
-    )
-    title = f"{ROWS} rows, the bare loop"
-    report([one for one, _ in found], title, args.out, "masks", also, first=[*map(asdict, firsts)])
+    report(found, f"{ROWS} rows, the bare loop", args.out, "masks")
 
 
 if __name__ == "__main__":

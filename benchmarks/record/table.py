@@ -114,7 +114,7 @@ TABLE: tuple[Recording, ...] = (
         "overload", 8, "overload --rounds 12", "overload/overload.json",
         (*SERVER, "benchmarks/overload"),
     ),
-    _bench("one-run", 1, "client.one_run", "run/summary.json", COMPARE),
+    _bench("one-run", 1, "one_run", "run/summary.json", COMPARE),
     _rare("modes", 13, "modes --http --dtypes bfloat16", "modes/modes.json", LOOP, "ruff"),
     _gpt2("bfloat16", 7, "--dtypes bfloat16"),
     _gpt2("float32", 10, "--dtypes float32"),
@@ -187,7 +187,10 @@ TABLE: tuple[Recording, ...] = (
         (*LOOP, "telemetry", "watch/hub.py", "watch/frames.py"),
     ),
     _bench("store", 2, "store", "store/store-sqlite.json", ("deferred", "benchmarks/store.py")),
-    _bench("client", 2, "client.speed --self-test", "client/speed.json", ("client",)),
+    Recording(
+        "client", 1, "{python} -m client.client --self-test --json",
+        "results/reference-client/speed.json", ("client",),
+    ),
     _rare(
         "router", 4, "router --litellm --tib build/text-inference-batcher", "router/router.json",
         ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk",

@@ -1,6 +1,6 @@
 """The example of docs/measuring.md: one run of the client against a server of its own.
 
-python -m benchmarks.client.one_run --out results/reference-run
+python -m benchmarks.one_run --out results/reference-run
 """
 
 from __future__ import annotations

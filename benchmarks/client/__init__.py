@@ -1,1 +1,0 @@
-"""The load generator: its speed, its pictures, an example run."""
