@@ -112,7 +112,7 @@ TABLE: tuple[Recording, ...] = (
     ),
     _rare(
         "overload", 8, "overload --rounds 12", "overload/overload.json",
-        (*SERVER, "benchmarks/overload"),
+        (*SERVER, "benchmarks/overload.py"),
     ),
     _bench("one-run", 1, "one_run", "run/summary.json", COMPARE),
     _rare("modes", 13, "modes --http --dtypes bfloat16", "modes/modes.json", LOOP, "ruff"),
