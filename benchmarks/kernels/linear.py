@@ -10,18 +10,18 @@ this project's fastest variant. Bytes are those of the weights."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, ratio_of
 from benchmarks.limits import WEIGHT_BYTES
-from client.experiment import Experiment
+from client.experiment import Experiment, Found
 from models.weights.source import STORED_BITS
 from runtime.linear.blocks import KINDS
 from runtime.linear.choice import layer_of
@@ -58,27 +58,49 @@ class Point:
         return 2 * self.rows * self.inputs * self.outputs / self.best_us / 1e3
 
 
+Layers = Mapping[str, Sequence[nn.Module]]  # of each variant, to be used one after the other
+
+
+def layers_of(precision: Precision, inputs: int, outputs: int, kept_bytes: int) -> Layers:
+    """Of every variant, as many of that size as have so many bytes of weights."""
+    each = inputs * outputs * _bytes_of(precision)
+    count = max(2, int(kept_bytes // each))
+    matrices = [layer_of(precision, inputs, outputs) for _ in range(count)]
+    offered = variants(precision)
+    if precision in KINDS and len(offered) > 1:
+        del offered[-1]  # torch's own, which unpacks all weights in each call
+    return {variant.name: [variant.make(matrix) for matrix in matrices] for variant in offered}
+
+
+@torch.inference_mode()
+def timed(
+    layers: Layers, precision: Precision, size: tuple[int, int], rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Found:  # fmt: skip
+    """Seconds of a layer for inputs of that size, the mean of each round, by variant."""
+    x = torch.randn(size).to(torch.float32 if precision == "float32" else torch.bfloat16)
+
+    def side(made: Sequence[nn.Module], _: int) -> float:
+        start_s = clock()
+        for layer in made:
+            layer(x)
+        return (clock() - start_s) / len(made)
+
+    sides = {name: partial(side, made) for name, made in layers.items()}
+    experiment = Experiment(sides, {"s": float}, "torch")
+    experiment.run(1)  # makes what the variants keep
+    return experiment.run(rounds)
+
+
 @torch.inference_mode()
 def measure(
     precision: Precision, inputs: int, outputs: int, rows: Sequence[int], rounds: int
 ) -> list[Point]:
-    size = inputs * outputs * _bytes_of(precision)
-    dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    matrices = [
-        layer_of(precision, inputs, outputs) for _ in range(max(2, int(KEPT_BYTES // size)))
-    ]
-    offered = variants(precision)
-    if precision in KINDS and len(offered) > 1:
-        del offered[-1]  # torch's own, which unpacks all weights in each call
-    layers = {variant.name: [variant.make(matrix) for matrix in matrices] for variant in offered}
     points = []
-    sides = {name: partial(_seconds, each) for name, each in layers.items()}
+    layers = layers_of(precision, inputs, outputs, KEPT_BYTES)
     for count in rows:
-        x = torch.randn(count, inputs).to(dtype)
-        experiment = Experiment(sides, {"s": float}, "torch", work=partial(_same, x))
-        experiment.run(1)  # makes what the variants keep
-        found = experiment.run(rounds)
-        us = {n: round(median(found.figures(n)) / len(matrices) * 1e6, 1) for n in sides}
+        found = timed(layers, precision, (count, inputs), rounds)
+        us = {name: round(median(found.figures(name)) * 1e6, 1) for name in layers}
         ours, others = (
             min((n for n in us if (n in OTHERS) is other), key=us.__getitem__, default=None)
             for other in (False, True)
@@ -91,18 +113,6 @@ def measure(
 def _bytes_of(precision: Precision) -> float:
     """Of a weight."""
     return STORED_BITS[precision] / 8 if precision in KINDS else WEIGHT_BYTES[precision]
-
-
-def _same(x: Tensor, _: int) -> Tensor:
-    """The work of every round."""
-    return x
-
-
-def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:
-    start_s = time.perf_counter()
-    for layer in layers:
-        layer(x)
-    return time.perf_counter() - start_s
 
 
 def card(points: Sequence[Point]) -> str:

@@ -15,15 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from benchmarks.harness.picture import plt
 from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import cpu_name, options, save, table
-from benchmarks.kernels.linear import PRECISIONS
+from benchmarks.kernels.linear import PRECISIONS, layers_of, timed
 from benchmarks.limits import WEIGHT_BYTES, Limits, measure
-from model import DTYPES
-from runtime.linear.layers import AnyLinear, Int8Linear, Precision, variants
+from runtime.linear.layers import Precision
 
 FEATURES = 1024
 KEPT_BYTES = 24 * 2**20  # of weights, in turn: more than the core's own caches hold
@@ -38,26 +36,14 @@ class Curve:
     gflop_per_s: list[float]  # by rows
 
 
-@torch.inference_mode()
 def curves(precision: Precision) -> list[Curve]:
-    dtype = DTYPES[precision]
-    count = KEPT_BYTES // (FEATURES * FEATURES * WEIGHT_BYTES[precision])
-    plain = [nn.Linear(FEATURES, FEATURES).to(dtype).requires_grad_(False) for _ in range(count)]
-    layers: list[AnyLinear] = [*map(Int8Linear.of, plain)] if precision == "int8" else [*plain]
-    found = {v.name: [v.make(layer) for layer in layers] for v in variants(precision)}
-    best = {name: dict.fromkeys(ROWS, float("inf")) for name in found}
+    layers = layers_of(precision, FEATURES, FEATURES, KEPT_BYTES)
+    best: dict[str, list[float]] = {name: [] for name in layers}
     for rows in ROWS:
-        x = torch.randn(rows, FEATURES).to(dtype)
-        for _ in range(ROUNDS):
-            for name, made in found.items():
-                start_s = time.thread_time()
-                for layer in made:
-                    layer(x)
-                best[name][rows] = min(best[name][rows], (time.thread_time() - start_s) / count)
-    return [
-        Curve(precision, name, [2 * n * FEATURES**2 / s / 1e9 for n, s in of_rows.items()])
-        for name, of_rows in best.items()
-    ]
+        found = timed(layers, precision, (rows, FEATURES), ROUNDS, time.thread_time)
+        for name, speeds in best.items():
+            speeds.append(2 * rows * FEATURES**2 / min(found.figures(name)) / 1e9)
+    return [Curve(precision, name, speeds) for name, speeds in best.items()]
 
 
 def draw(found: Sequence[Curve], limits: Limits, path: Path) -> None:
