@@ -10,7 +10,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pictures import load, masks, memory, requests, step
+from benchmarks.pictures import load, memory, requests, step
 from benchmarks.pictures.twenty import MODES, POLICIES, run
 
 PICTURES: dict[str, Callable[[Path], None]] = {
@@ -19,7 +19,6 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "memory": memory.draw,
     "load": load.draw,
     "step": step.draw,
-    "masks": masks.draw,
 }
 
 
