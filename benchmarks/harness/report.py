@@ -113,7 +113,7 @@ def table_of(found: Sequence[Found]) -> str:
         (
             *one.experiment.of.values(), side,
             *(number(median(one.figures(side, metric))) for metric in first.metrics),
-            "" if side == one.experiment.to else f"{ratio_of(one, side):.3f}",
+            "" if side == one.experiment.to else ratio_of(one, side).told(3),
         )
         for one in found
         for side in one.experiment.sides

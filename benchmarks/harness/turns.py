@@ -38,9 +38,11 @@ class Ratio(Interval):
         certain = self.low is not None and self.high is not None and not self.low <= 1 <= self.high
         return not certain or max(self.value, 1 / self.value) <= self.drift
 
-    def __str__(self) -> str:
-        a_tie = self.low is not None and self.tie
-        return f"{self:.2f}{', a tie' if a_tie else ''}"
+    def told(self, digits: int = 2) -> str:
+        """The value, its interval, and whether it is a tie."""
+        return f"{self:.{digits}f}{', a tie' * (self.low is not None and self.tie)}"
+
+    __str__ = told
 
     def __format__(self, spec: str) -> str:
         """The value and its interval, both in this format of a number; else as `str` does."""
