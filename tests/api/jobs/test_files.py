@@ -124,6 +124,8 @@ def test_a_form_that_is_not_offered_is_refused(
         + part("purpose", b"batch") + END,
         b"--edge\r\nno: disposition\r\n\r\nbody\r\n" + END,
         b"--edge\r\n" + b"h" * 400_000,
+        b'--edge\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n\r\n' + END,
+        b'--edge\r\nContent-Disposition: form-data; name="file"; filename="\xff"\r\n\r\n' + END,
     ],
 )  # fmt: skip
 def test_a_broken_form_gets_a_sentence_and_leaves_nothing(store: FlaskClient, body: bytes) -> None:
