@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+from functools import partial
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler, Middleware
 
 from router import config as configuration
@@ -153,19 +154,23 @@ def application(config: Config, proxy: Proxy, admin: Admin, stop: asyncio.Event)
     app = web.Application(
         client_max_size=config.max_body_bytes, middlewares=[_paced(stop), guarded_by(rules)]
     )
-    app.add_routes(admin.routes())
-    app.router.add_post(RESPONSES + "/input_tokens", proxy.handle)  # its body names the server
+    add = partial(app.router.add_route, expect_handler=_expect)
+    routes = admin.routes()
+    for route in routes:
+        route.kwargs["expect_handler"] = _expect
+    app.add_routes(routes)
+    add("POST", RESPONSES + "/input_tokens", proxy.handle)  # its body names the server
     for method in ("GET", "POST", "DELETE"):
         for path in PATHS:
-            app.router.add_route(method, path, proxy.handle_jobs)
-            app.router.add_route(method, path + "/{rest:.+}", proxy.handle_jobs)
-        app.router.add_route(method, RESPONSES + "/{rest:.+}", proxy.handle_jobs)
-    app.router.add_post("/v1/engines/{engine:.+}/completions", proxy.handle)
-    app.router.add_post("/v1/{path:.+}", proxy.handle)
+            add(method, path, proxy.handle_jobs)
+            add(method, path + "/{rest:.+}", proxy.handle_jobs)
+        add(method, RESPONSES + "/{rest:.+}", proxy.handle_jobs)
+    add("POST", "/v1/engines/{engine:.+}/completions", proxy.handle)
+    add("POST", "/v1/{path:.+}", proxy.handle)
     for path in ("/", "/inference", "/generate", "/generate_stream"):
-        app.router.add_post(path, proxy.handle)
+        add("POST", path, proxy.handle)
     for path in TOKEN_PATHS:
-        app.router.add_post(path, proxy.handle_tokens)
+        add("POST", path, proxy.handle_tokens)
     app.on_response_prepare.append(_name_request)
     if config.cors_origin:
         allowed = {config.cors_origin}
@@ -177,8 +182,8 @@ def application(config: Config, proxy: Proxy, admin: Admin, stop: asyncio.Event)
                 response.headers.add("Vary", ", ".join(sorted(vary)))
 
         app.on_response_prepare.append(allow_origin)
-        app.router.add_route("OPTIONS", "/{path:.*}", _preflight)
-    app.router.add_route("*", "/{path:.*}", _nowhere)
+        add("OPTIONS", "/{path:.*}", _preflight)
+    add("*", "/{path:.*}", _nowhere)
     return app
 
 
@@ -195,6 +200,18 @@ def _paced(stop: asyncio.Event) -> Middleware:
         return response
 
     return wait
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """`Expect: 100-continue`; aiohttp's own answer to any other value breaks on odd bytes."""
+    if request.version < HttpVersion11:
+        return None
+    if request.headers["Expect"].lower() != "100-continue":
+        message = "The header Expect may be 100-continue."
+        return errors.response(errors.invalid(message, 417, "expectation_failed"), request.path)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0
+    return None
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

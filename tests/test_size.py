@@ -26,14 +26,14 @@ LINES = {
     "kernels": 1368,
     "model_server": 2536,
     "models": 2416,
-    "router": 3490,
+    "router": 3507,
     "runtime": 5574,
     "scheduling": 2482,
-    "tests": 53089,
+    "tests": 53400,
     "text": 2038,
     "others": 8070,
 }
-PRODUCT_LINES = 41424  # all but tests, benchmarks and client
+PRODUCT_LINES = 41445  # all but tests, benchmarks and client
 SHORT_FILES = 87
 LONG_FUNCTIONS = 21
 REPEATED_CLASS_NAMES = 74  # names that two classes outside the tests have

@@ -93,6 +93,7 @@ ODD = {
     "a charset": [KEY, JSON + b"; charset=\xff"],
     "a boundary": [KEY, FORM + b"\xff"],
     "an encoding": [KEY, JSON, b"Content-Encoding: \xff"],
+    "an expectation": [KEY, JSON, b"Expect: \xff"],
     "a host": [KEY, b"Host: \xff"],
     "a length": [KEY, b"Content-Length: \xff"],
     "a coding": [KEY, b"Transfer-Encoding: \xff"],
