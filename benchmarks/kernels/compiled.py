@@ -133,10 +133,10 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     qkv = some(rows, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=dtype)
     q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
     keys, values = some(2, 64, 16, shape.kv_heads, shape.head_dim, dtype=dtype)
-    numbers = some(rows, dtype=torch.int64), some(rows, 3), some(rows, 32), some(12, 2)
+    numbers = some(rows, dtype=torch.int64), some(rows, 5), some(256), some(12, 2)
     for launch in CANDIDATES if tried else CANDIDATES[:1]:
         form = f" ({launch.warps} warps, {launch.stages} stages)" if launch != CANDIDATES[0] else ""
-        yield form, partial(attend, q, k, v, keys, values, *numbers, 4, 512, launch=launch)
+        yield form, partial(attend, q, k, v, keys, values, *numbers, 4, True, launch=launch)
 
     x, gain = some(rows, channels, dtype=dtype), some(channels, dtype=dtype)
     yield "", lambda: layers.add_norm(x, x, gain, gain, 1e-5)

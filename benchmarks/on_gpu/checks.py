@@ -17,6 +17,7 @@ from benchmarks.bare import Job, run_bare
 from benchmarks.on_gpu.points import AGREES, Emit, Point, Value
 from benchmarks.on_gpu.work import NAMES, SAMPLING, Models, Options, network
 from engine.speculation import Speculation
+from kernels.gpu.paged import queries_per_tile
 from models.networks import Network
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
@@ -99,8 +100,6 @@ def _differs(
 ) -> str | None:
     """Rows of (tokens before, new tokens) over scattered blocks beside float64. A draft is a row
     of its own over its sequence's blocks. What no token wrote holds NaN."""
-    from kernels.gpu.attention import queries_per_tile
-
     size, dtype = heads.block_tokens, getattr(torch, heads.dtype)
     counts = [-(-(start + count + drafts) // size) for start, count in rows]
     shape = KVShape(1, heads.kv_heads, heads.head_dim, dtype, device, size, (window,))
@@ -128,7 +127,7 @@ def _differs(
     tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
     packed = pack([0] * first, positions, none, none, spans, size, tile_tokens)
     sent = send(arrays_of(packed), device)
-    of = Packed(*sent, packed.singles, packed.longest, packed.shared)  # type: ignore[call-arg,arg-type]
+    of = Packed(*sent, packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]
     found = PagedAttention(of, pool)(0, q, k, v)
     worst, largest = 0.0, 1.0
     for span in spans:

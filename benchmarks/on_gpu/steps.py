@@ -16,6 +16,7 @@ from benchmarks.bare import Job, run_bare
 from benchmarks.on_gpu.points import Emit, Point, Value
 from benchmarks.on_gpu.timing import device_s, wait
 from benchmarks.on_gpu.work import NAMES, SAMPLING, SLACK, Decoding, Models, Options
+from kernels.gpu.paged import queries_per_tile
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.executor import Executor
@@ -166,8 +167,6 @@ def _attention(
     options: Options, rows: int, keys: int, new: int, heads: int, kv_heads: int, dim: int
 ) -> dict[str, Value]:
     """`rows` of `keys`, of which `new` are computed, beside torch's SDPA."""
-    from kernels.gpu.attention import queries_per_tile
-
     on, dtype = options.device, options.dtype
     shape = KVShape(1, kv_heads, dim, dtype, on)
     each = -(-keys // shape.block_tokens)
@@ -181,7 +180,7 @@ def _attention(
     at = torch.arange(keys - new, keys).repeat(rows).numpy()
     tile_tokens = queries_per_tile(dtype, dim) // (heads // kv_heads)
     packed = pack([0] * (rows * new), at, at[:0], at[:0], spans, shape.block_tokens, tile_tokens)
-    of = Packed(*send(arrays_of(packed), on), packed.singles, packed.longest)  # type: ignore[call-arg,arg-type]
+    of = Packed(*send(arrays_of(packed), on), packed.singles, packed.splits)  # type: ignore[call-arg,arg-type]
     by = PagedAttention(of, pool)
     ours_s = device_s(lambda: by(0, q, k, v), on, options.times)
     wide = torch.randn(3, rows, heads, keys, dim, dtype=dtype, device=on)

@@ -1,13 +1,13 @@
 """Triton kernels of paged attention; `attend_rectangle` in `paged.py` defines what they compute.
 
 One call serves a mixed batch. Rows with a single new token have a kernel of their own, which needs
-few registers: its grid is rows x KV heads x splits of the keys, so that neither a long context nor
-a small batch leaves the device idle, and it stores the new key and value itself. A second launch
-merges the splits if there are any. For the other rows one launch stores keys and values, and one
-attends: its grid is tiles x KV heads, a tile being a piece of a row's prompt and the query heads
-that share a KV head. Where several rows are tokens of one sequence, its newest and drafts behind
-it, the launch that stores comes first, too. The arithmetic of a row, its splits included, does not
-depend on other rows.
+few registers: its grid is splits x KV heads, so that neither a long context nor a small batch
+leaves the device idle, and it stores the new key and value itself. A row has as many splits as its
+keys need, and a second launch merges them. For the other rows one launch stores keys and values,
+and one attends: its grid is tiles x KV heads, a tile being a piece of a row's prompt and the query
+heads that share a KV head. Where several rows are tokens of one sequence, its newest and drafts
+behind it, the launch that stores comes first, too. The arithmetic of a row, its splits included,
+does not depend on other rows.
 
 Softmax in one pass: Dao et al., "FlashAttention", 2022, section 3; splits over the keys: "Flash-
 Decoding", Dao et al., 2023.
@@ -23,11 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.operators import INTERPRETED, operator
-from kernels.gpu.paged import queries_per_tile as queries_per_tile
+from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, queries_per_tile
 
 LOG2_E = 1.4426950408889634
-SPLIT_KEYS = 256  # of a row with a single new token, read by one program; more if the row is long
-MOST_SPLITS = 16  # of a row: bounds the memory that they take
 # the interpreter keeps bfloat16 as integers, and multiplies those in tl.dot
 WIDEN = tl.constexpr(INTERPRETED)
 
@@ -74,18 +72,18 @@ def _mix(query, key, value, seen, mixed, top, total, scale):
     return mixed, higher, total
 
 
-@triton.jit(do_not_specialize=["table_stride", "singles"])
+@triton.jit(do_not_specialize=["singles"])
 def _attend(
-    q, keys, values, out, rows, tables, tiles, q_stride, table_stride, singles, scale,
+    q, keys, values, out, rows, tables, tiles, q_stride, singles, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One tile of a prompt and one KV head. Its keys are in the pool."""
     tile, head = singles + tl.program_id(0), tl.program_id(1)
     row, offset = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    first, count = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 1)
-    length = tl.load(rows + 3 * row + 2)
-    table = tables + row.to(tl.int64) * table_stride
+    first, count = tl.load(rows + 5 * row), tl.load(rows + 5 * row + 1)
+    length = tl.load(rows + 5 * row + 2)
+    table = tables + tl.load(rows + 5 * row + 3)
     d = tl.arange(0, PADDED)
     m = tl.arange(0, M)
     token = offset + m // GROUP
@@ -118,20 +116,20 @@ def _attend(
     tl.store(out + at[:, None] + d[None, :], result, mask=used[:, None] & (d < DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit
 def _decode(
     q, k, v, keys, values, slots, out, parts, sums, rows, tables, tiles,
-    q_stride, k_stride, v_stride, table_stride, splits, scale,
+    q_stride, k_stride, v_stride, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """A row's only new token, one KV head and one piece of the keys. The last piece also stores
     the token's own key and value, which it reads from `k` and `v`."""
-    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(tiles + 2 * tile)
-    first, length = tl.load(rows + 3 * row).to(tl.int64), tl.load(rows + 3 * row + 2)
-    table = tables + row.to(tl.int64) * table_stride
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row, split = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
+    first, length = tl.load(rows + 5 * row).to(tl.int64), tl.load(rows + 5 * row + 2)
+    table = tables + tl.load(rows + 5 * row + 3)
     piece = _piece(length, SPLIT, MOST, N)
     low, high = split * piece, tl.minimum(length, split * piece + piece)
     if WINDOW > 0:
@@ -174,8 +172,8 @@ def _decode(
             mixed = mixed * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)[None, :]
             top = higher
         query_head = head * GROUP + m
-        if splits > 1:
-            part = (tile.to(tl.int64) * KV_HEADS * GROUP + query_head) * splits + split
+        if length > piece:
+            part = tile.to(tl.int64) * KV_HEADS * GROUP + query_head
             tl.store(parts + part[:, None] * DIM + d[None, :], mixed, mask=kept)
             tl.store(sums + part * 2, top, mask=grouped)
             tl.store(sums + part * 2 + 1, total, mask=grouped)
@@ -185,34 +183,33 @@ def _decode(
             tl.store(out + at[:, None] + d[None, :], result, mask=kept)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit
 def _merge(
-    parts, sums, out, rows, tiles, splits,
+    parts, sums, out, rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Merges the pieces of one row and query head."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(tiles + 2 * tile)
-    first, length = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 2)
+    row, head = tl.program_id(0), tl.program_id(1)
+    count, length = tl.load(rows + 5 * row + 1), tl.load(rows + 5 * row + 2)
     piece = _piece(length, SPLIT, MOST, N)
-    d = tl.arange(0, PADDED)
-    top = float("-inf")
-    total = 0.0
-    mixed = tl.zeros([PADDED], tl.float32)
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(0, length - WINDOW) // piece
-    for split in range(low, tl.cdiv(length, piece)):
-        part = (tile.to(tl.int64) * HEADS + head) * splits + split
-        its_top = tl.load(sums + part * 2)
-        higher = tl.maximum(top, its_top)
-        shrink, grow = tl.exp2(top - higher), tl.exp2(its_top - higher)
-        total = total * shrink + tl.load(sums + part * 2 + 1) * grow
-        mixed = mixed * shrink + tl.load(parts + part * DIM + d, mask=d < DIM, other=0) * grow
-        top = higher
-    at = (first.to(tl.int64) * HEADS + head) * DIM
-    if length > 0:
+    if (count == 1) & (length > piece):
+        tile = tl.load(rows + 5 * row + 4).to(tl.int64)
+        d = tl.arange(0, PADDED)
+        top, total = float("-inf"), 0.0
+        mixed = tl.zeros([PADDED], tl.float32)
+        low = 0
+        if WINDOW > 0:
+            low = tl.maximum(0, length - WINDOW) // piece
+        for split in range(low, tl.cdiv(length, piece)):
+            part = (tile + split) * HEADS + head
+            its_top = tl.load(sums + part * 2)
+            higher = tl.maximum(top, its_top)
+            shrink, grow = tl.exp2(top - higher), tl.exp2(its_top - higher)
+            total = total * shrink + tl.load(sums + part * 2 + 1) * grow
+            mixed = mixed * shrink + tl.load(parts + part * DIM + d, mask=d < DIM, other=0) * grow
+            top = higher
+        at = (tl.load(rows + 5 * row).to(tl.int64) * HEADS + head) * DIM
         tl.store(out + at + d, (mixed / total).to(out.dtype.element_ty), mask=d < DIM)
 
 
@@ -235,7 +232,7 @@ def _launch(
     tables: Tensor,
     tiles: Tensor,
     singles: int,
-    longest: int,
+    splits: bool,
     window: int | None,
     warps: int,
     stages: int,
@@ -256,27 +253,25 @@ def _launch(
     if len(tiles) > singles:
         queries = queries_per_tile(q.dtype, dim)
         _attend[(len(tiles) - singles, kv_heads)](
-            q, keys, values, out, rows, tables, tiles,
-            q.stride(0), tables.stride(0), singles, scale,
+            q, keys, values, out, rows, tables, tiles, q.stride(0), singles, scale,
             group, kv_heads, dim, padded, block_tokens, window or 0,
             queries, _keys_at_once(q.dtype, padded, queries), num_stages=2,
         )  # fmt: skip
     if singles:
-        splits = min(MOST_SPLITS, max(1, triton.cdiv(longest, SPLIT_KEYS)))
-        held = (singles, heads, splits) if splits > 1 else (0,)
+        held = (singles, heads) if splits else (0,)
         parts = torch.empty((*held, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((*held, 2), dtype=torch.float32, device=q.device)
         queries = max(16, triton.next_power_of_2(group))
         together = _keys_at_once(q.dtype, padded, queries)
-        _decode[(singles, kv_heads, splits)](
+        _decode[(singles, kv_heads)](
             q, k, v, keys, values, slots, out, parts, sums, rows, tables, tiles,
-            q.stride(0), k.stride(0), v.stride(0), tables.stride(0), splits, scale,
+            q.stride(0), k.stride(0), v.stride(0), scale,
             group, kv_heads, dim, padded, block_tokens, window or 0, SPLIT_KEYS, MOST_SPLITS,
             queries, together, num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        if splits > 1:
-            _merge[(singles, heads)](
-                parts, sums, out, rows, tiles, splits,
+        if splits:
+            _merge[(len(rows), heads)](
+                parts, sums, out, rows,
                 heads, dim, padded, window or 0, SPLIT_KEYS, MOST_SPLITS, together,
             )  # fmt: skip
     return out
@@ -289,7 +284,7 @@ def _fake(q: Tensor, *_: object) -> Tensor:
 _operator = operator(
     "attend",
     "(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor rows, "
-    "Tensor tables, Tensor tiles, int singles, int longest, int? window, int warps, int stages, "
+    "Tensor tables, Tensor tiles, int singles, bool splits, int? window, int warps, int stages, "
     "bool shared) -> Tensor",
     _launch,
     _fake,
@@ -320,7 +315,7 @@ def attend(
     tables: Tensor,
     tiles: Tensor,
     singles: int,
-    longest: int,
+    splits: bool,
     window: int | None = None,
     launch: Launch = Launch(),
     *,
@@ -329,15 +324,17 @@ def attend(
     """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
     `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
 
-    int32: rows `[R, 3]`, each the flat index of its first token, its tokens, and its keys, the new
-    ones included; tables `[R, blocks]`; tiles `[T, 2]`, each a row and the first of its tokens that
-    are the tile's. Rows of a single token come first: `singles` of them, over at most `longest`
-    keys. The others have tiles of `queries_per_tile` over the query heads that share a KV head.
-    A tile of a row without tokens and keys computes nothing. `shared`: some rows are tokens of the
-    same sequence, so that one reads what another stores.
+    int32: rows `[R, 5]`, each the flat index of its first token, its tokens, its keys, the new ones
+    included, where its blocks begin in `tables`, and the first of its tiles if it has a single
+    token; tiles `[T, 2]`, each a row and a number. Tiles of rows of a single token come first,
+    `singles` of them: one for each `SPLIT_KEYS` keys, up to `MOST_SPLITS`, numbered from 0; with
+    `splits`, some rows have several. Others have tiles of `queries_per_tile` over the query heads
+    that share a KV head; the number is that of the first token. A tile of a row without
+    tokens and keys computes nothing. `shared`: some rows are tokens of the same sequence, so that
+    one reads what another stores.
     """
     result: Tensor = _operator(
-        q, k, v, keys, values, slots, rows, tables, tiles, singles, longest, window,
+        q, k, v, keys, values, slots, rows, tables, tiles, singles, splits, window,
         launch.warps, launch.stages, shared,
     )  # fmt: skip
     return result

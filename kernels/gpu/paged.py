@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SPLIT_KEYS = 256  # of a row with a single new token, read by one program; more if the row is long
+MOST_SPLITS = 16  # of a row: bounds the memory that they take
+
 
 def queries_per_tile(dtype: torch.dtype, head_dim: int) -> int:
     """Of a prompt, counted in query heads that share a KV head. Larger tiles of float32 do not fit

@@ -3,8 +3,8 @@
 A graph has fixed shapes, so an iteration runs in the next larger one and the rest is padding. Two
 kinds: decodes alone, in sizes close together, since nearly all iterations are of this kind and
 padding costs; and any mixture of prompts, chunks and decodes, by the number of tokens. Both exist
-for several longest sequences: up to `FIRST_KEYS` no row's keys are split, which saves the merge,
-and tables are as wide as the longest sequence. Pure numbers: no torch.
+for several numbers of splits (programs that read the keys of such a row): 1, which saves the merge,
+4, or as many as any row has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS
+
 MOST_ROWS = 512  # that decode in a graph of decodes alone
 DECODES = (1, 2, 4, 8, *range(16, MOST_ROWS + 1, 16))
 # A larger iteration is long enough to hide its launches.
@@ -20,7 +22,7 @@ MIXED = (
     *(16, 32, 64, 128, 192, 256, 320, 384, 448, 512),
     *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
 )
-FIRST_KEYS, GROWTH = 256, 4  # longest sequence of the first graphs; of the next, times so many
+SPLITS = (1, 4, MOST_SPLITS)  # of each row with one new token; some may have more, others less
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,11 @@ class Load:
     """What an iteration consists of."""
 
     tokens: int  # padding included
-    singles: int  # rows with one new token
+    rows: int
+    singles: int  # splits of the rows with one new token
     pieces: int  # tiles of the other rows
     kept: int  # places whose hidden states are wanted
-    keys: int  # of the longest sequence
+    splits: bool = False  # one of those rows has several, and they are merged
     shared: bool = False  # several rows are one sequence's, which graphs of decodes do not allow
 
 
@@ -44,7 +47,11 @@ class Bucket:
     singles: int
     pieces: int
     kept: int
-    keys: int
+
+    @property
+    def splits(self) -> bool:
+        """Whether a row may have several, which are merged."""
+        return self.singles >= self.rows
 
     @property
     def keeps_all(self) -> bool:
@@ -54,10 +61,11 @@ class Bucket:
     def holds(self, load: Load) -> bool:
         return (
             load.tokens <= self.tokens
+            and load.rows < self.rows
             and load.singles <= self.singles
             and load.pieces <= self.pieces
             and load.kept <= self.kept
-            and load.keys <= self.keys
+            and load.splits <= self.splits
         )
 
 
@@ -67,51 +75,39 @@ class Buckets:
     def __init__(self, max_rows: int, context: int, tile_tokens: int) -> None:
         """`tile_tokens`: of a prompt, which the kernel computes together."""
         self._max_rows, self._tile_tokens = max_rows, tile_tokens
-        self._contexts = list(_up_to(context, _powers(context)))
+        self._splits = list(_up_to(min(MOST_SPLITS, -(-context // SPLIT_KEYS)), SPLITS))
         self._decodes = list(_up_to(min(max_rows, MOST_ROWS), DECODES))
         self._mixed = list(_up_to(max_rows * context, MIXED))
 
     def __iter__(self) -> Iterator[Bucket]:
         """The largest first: what a later one needs fits into the memory of an earlier one."""
-        for keys in reversed(self._contexts):
+        for splits in reversed(self._splits):
             for tokens in reversed(self._mixed):
-                yield self._mixture(tokens, keys)
+                yield self._mixture(tokens, splits)
             for tokens in reversed(self._decodes):
-                yield self._of_decodes(tokens, keys)
+                yield self._of_decodes(tokens, splits)
 
     def fitting(self, load: Load) -> Bucket | None:
         """The smallest that holds the load; None if it runs without a graph."""
-        keys = _least(self._contexts, load.keys)
-        if keys is None:
-            return None
+        found: list[Bucket] = []
         if not (load.pieces or load.shared):
             tokens = _least(self._decodes, load.tokens)
-            if tokens is not None and (bucket := self._of_decodes(tokens, keys)).holds(load):
-                return bucket
+            found += [self._of_decodes(tokens, splits) for splits in self._splits if tokens]
         tokens = _least(self._mixed, load.tokens)
-        if tokens is not None and (bucket := self._mixture(tokens, keys)).holds(load):
-            return bucket
-        return None
+        found += [self._mixture(tokens, splits) for splits in self._splits if tokens]
+        return next((bucket for bucket in found if bucket.holds(load)), None)
 
-    def _of_decodes(self, tokens: int, keys: int) -> Bucket:
-        return Bucket(tokens, tokens + 1, tokens, 0, tokens, keys)
+    def _of_decodes(self, tokens: int, splits: int) -> Bucket:
+        return Bucket(tokens, tokens + 1, tokens * splits, 0, tokens)
 
-    def _mixture(self, tokens: int, keys: int) -> Bucket:
+    def _mixture(self, tokens: int, splits: int) -> Bucket:
         rows = min(self._max_rows, tokens)
         # a prompt's last tile is not full, and the shortest prompt has two tokens
         pieces = tokens // self._tile_tokens + min(rows, tokens // 2)
-        return Bucket(tokens, rows + 1, rows, pieces, rows, keys)
+        return Bucket(tokens, rows + 1, rows * splits, pieces, rows)
 
 
-def _powers(context: int) -> Iterator[int]:
-    keys = FIRST_KEYS
-    while keys < context:
-        yield keys
-        keys *= GROWTH
-    yield context
-
-
-def _up_to(most: int, sizes: Sequence[int] | Iterator[int]) -> Iterator[int]:
+def _up_to(most: int, sizes: Sequence[int]) -> Iterator[int]:
     """The ascending sizes up to the first that is `most` or more."""
     for size in sizes:
         yield size

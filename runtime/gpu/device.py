@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.gpu.paged import queries_per_tile
+from kernels.gpu.paged import SPLIT_KEYS, queries_per_tile
 from models.networks import Network
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool
-from runtime.gpu.buckets import FIRST_KEYS, Buckets
+from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import Graphs, Ran, is_every, sources_of
 from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack
 from runtime.transfer import Array, send
@@ -50,8 +50,8 @@ class Device:
         buckets = Buckets(max_rows, config.context, self._tile_tokens)
         try:
             self.graphs = Graphs(
-                self._forward, buckets, max_rows, config.n_embd, shape.dtype, shape.block_tokens,
-                shape.device,
+                self._forward, buckets, max_rows, config.n_embd, shape.dtype,
+                -(-config.context // shape.block_tokens), shape.device,
             )  # fmt: skip
             reason = self._difference(self.graphs)
         except RuntimeError as error:  # also torch's for too little memory
@@ -73,7 +73,7 @@ class Device:
             ([0] * count, [Span(0, count, 0, BlockTable([0]))]),
             ([-1], [Span(0, 1, count, BlockTable([0]))]),
         ]
-        far = FIRST_KEYS  # as many keys as are not split, and one more
+        far = SPLIT_KEYS  # as many keys as are not split, and one more
         if graphs.most_rows > 1 and far < self._network.config.context:
             table = BlockTable([0] * -(-(far + 1) // size))  # the pool may have a single block
             both = [Span(0, 1, far, table), Span(1, size, size, table)]
@@ -101,16 +101,15 @@ class Device:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Attention of a decode that is laid out like one over the longest context: it launches
-        what no short one does, so that no request waits for Triton. Overwrites the pool's first
-        slot."""
+        """Attention of a decode that is laid out like one with splits: it launches what no short
+        one does, so that no request waits for Triton. Overwrites the pool's first slot."""
         if not self._kernel:
             return
         place, shape = np.zeros(1, dtype=np.int64), self._pool.shape
         span = Span(0, 1, 0, BlockTable([0]))
         packed = pack([0], place, place, place, [span], shape.block_tokens, self._tile_tokens)
         sent = send(arrays_of(packed), shape.device)
-        of = Packed(*sent, packed.singles, self._network.config.context)  # type: ignore[call-arg,arg-type]
+        of = Packed(*sent, packed.singles, splits=True)  # type: ignore[call-arg,arg-type,misc]
         heads = self._network.config.n_head // self._network.config.shards
         size = (1, heads + 2 * shape.kv_heads, shape.head_dim)
         fused = torch.zeros(size, dtype=shape.dtype, device=shape.device)
@@ -146,7 +145,7 @@ class Device:
         in_flight = bool((packed.tokens < 0).any())
         more = [sources_of(packed.tokens, len(packed.tokens))] if in_flight else []
         found = send([*arrays, *more, *also], self._pool.shape.device)
-        sent = Packed(*found[:own], packed.singles, packed.longest, packed.shared)  # type: ignore[call-arg,arg-type]
+        sent = Packed(*found[:own], packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]
         kept = None if is_every(packed.kept, len(packed.tokens)) else sent.kept
         attend = None if self._kernel else TwoCallAttention(packed, self._pool)
         if newest is not None and in_flight:

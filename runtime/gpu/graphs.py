@@ -40,10 +40,11 @@ class Ran:
 def load_of(packed: Packed[Array]) -> Load:
     return Load(
         len(packed.tokens),
+        len(packed.rows),
         packed.singles,
         len(packed.tiles) - packed.singles,
         len(packed.kept),
-        int(packed.rows[:, 2].max(initial=0)),
+        packed.splits,
         packed.shared,
     )
 
@@ -62,17 +63,14 @@ def is_every(places: Array, count: int) -> bool:
     return len(places) == count and bool((places == np.arange(count)).all())
 
 
-def padded(packed: Packed[Array], bucket: Bucket, block_tokens: int) -> Packed[Array]:
-    """The iteration as one of the bucket's size."""
+def padded(packed: Packed[Array], bucket: Bucket) -> Packed[Array]:
+    """The iteration as one of the bucket's size; its tables, which come last, stay as they are."""
 
     def longer(array: Array, size: int, fill: int) -> Array:
         new = np.full((size, *array.shape[1:]), fill, dtype=array.dtype)
         new[: len(array)] = array
         return new
 
-    # columns beyond a row's own keys are never read
-    tables = np.zeros((bucket.rows, -(-bucket.keys // block_tokens)), dtype=np.int32)
-    tables[: len(packed.tables), : packed.tables.shape[1]] = packed.tables[:, : tables.shape[1]]
     tiles = np.zeros((bucket.singles + bucket.pieces, 2), dtype=np.int32)
     tiles[:, 0] = bucket.rows - 1
     tiles[: packed.singles] = packed.tiles[: packed.singles]
@@ -85,18 +83,18 @@ def padded(packed: Packed[Array], bucket: Bucket, block_tokens: int) -> Packed[A
         longer(packed.drawn, bucket.kept, 0),
         longer(packed.slots, bucket.tokens, -1),
         longer(packed.rows, bucket.rows, 0),
-        tables,
         tiles,
+        packed.tables,
         bucket.singles,
-        bucket.keys,
+        bucket.splits,
     )
 
 
 def _nothing() -> Packed[Array]:
     none = np.empty(0, dtype=np.int32)
     return Packed(
-        none, none, none, none, none.astype(np.int64), none.reshape(0, 3), none.reshape(0, 1),
-        none.reshape(0, 2), 0, 0,
+        none, none, none, none, none.astype(np.int64), none.reshape(0, 5), none.reshape(0, 2),
+        np.zeros(1, dtype=np.int32), 0, False,
     )  # fmt: skip
 
 
@@ -110,12 +108,12 @@ class Graphs:
         max_rows: int,
         width: int,
         dtype: torch.dtype,
-        block_tokens: int,
+        blocks: int,
         device: torch.device,
     ) -> None:
-        """`width`: of hidden states. On a CPU nothing is recorded, and `forward` is called each
-        time."""
-        self._forward, self._buckets, self._block_tokens = forward, buckets, block_tokens
+        """`width`: of hidden states; `blocks`: of the longest row. On a CPU nothing is recorded,
+        and `forward` is called each time."""
+        self._forward, self._buckets = forward, buckets
         self._on_gpu = device.type == "cuda"
         self.replayed = 0  # iterations
         self.most_rows = max_rows
@@ -123,7 +121,8 @@ class Graphs:
         self._hidden = torch.empty(kept, width, dtype=dtype, device=device)
         self._newest = torch.zeros(max_rows, dtype=torch.int64, device=device)
         most = max(sum(map(padded_bytes, self._arrays(_nothing(), b))) for b in buckets)
-        self._numbers = torch.zeros(most + SPARE_BYTES, dtype=torch.uint8, device=device)
+        most += 4 * max_rows * blocks + SPARE_BYTES
+        self._numbers = torch.zeros(most, dtype=torch.uint8, device=device)
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._newest_bucket: Bucket | None = None
         self._fixed = {bucket: self._views(bucket) for bucket in buckets}
@@ -165,13 +164,13 @@ class Graphs:
             self._run(self._newest_bucket)
 
     def _arrays(self, packed: Packed[Array], bucket: Bucket) -> list[Array]:
-        large = padded(packed, bucket, self._block_tokens)
-        return [*arrays_of(large), sources_of(large.tokens, len(large.tokens))]
+        large = padded(packed, bucket)
+        return [sources_of(large.tokens, len(large.tokens)), *arrays_of(large)]
 
     def _views(self, bucket: Bucket) -> tuple[Packed[Tensor], Tensor]:
         """The places of its numbers, and of its sources."""
-        *of, sources = views(self._numbers, self._arrays(_nothing(), bucket))
-        fixed = Packed(*of, bucket.singles, bucket.keys)  # type: ignore[call-arg,arg-type]
+        sources, *of = views(self._numbers, self._arrays(_nothing(), bucket))
+        fixed = Packed(*of, bucket.singles, bucket.splits)  # type: ignore[call-arg,arg-type]
         return fixed, sources
 
     def _run(self, bucket: Bucket) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gpu.paged import attend_rectangle
+from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, attend_rectangle
 from runtime.attention import Span
 from runtime.cache import KVPool
 from runtime.gpu.tuning import decode_launch
@@ -31,18 +31,20 @@ Numbers = TypeVar("Numbers", Array, Tensor)
 @dataclass(frozen=True, slots=True)
 class Packed(Generic[Numbers]):
     """An iteration of `N` tokens and `R` rows; tokens of no row are padding. All but the slots are
-    int32. `tiles`, `singles` and `longest` are those of `kernels.gpu.attention.attend`."""
+    int32. Rows, tiles and tables are those of `kernels.gpu.attention.attend`."""
 
     tokens: Numbers  # [N]; -1 - j: token j of those that the iteration in flight draws
     positions: Numbers  # [N]
     kept: Numbers  # [K] places on the flat axis whose hidden states are wanted, ascending
     drawn: Numbers  # [draws] those of `kept` after which a token is drawn
     slots: Numbers  # [N] int64: slot in the pool; -1: none
-    rows: Numbers  # [R, 3] first on the flat axis, new tokens, keys
-    tables: Numbers  # [R, blocks]
-    tiles: Numbers  # [T, 2] row, first of its tokens
-    singles: int  # rows with one new token
-    longest: int  # most keys of one of them
+    rows: (
+        Numbers  # [R, 5] first on the flat axis, new tokens, keys, first of its table, of its tiles
+    )
+    tiles: Numbers  # [T, 2] row, and its split or the first of its tokens
+    tables: Numbers  # [blocks] of all rows, as far as they hold keys
+    singles: int  # tiles of rows with one new token
+    splits: bool  # one of them has several
     shared: bool = False  # several rows are one sequence's: its newest token, and drafts behind it
 
 
@@ -57,37 +59,42 @@ def pack(
 ) -> Packed[Array]:
     """`tile_tokens`: tokens of a prompt that the kernel computes together."""
     spans = [span for span in spans if span.length]
-    rows = np.array([(s.first, s.length, s.start + s.length) for s in spans], dtype=np.int32)
-    first, count, length = rows.reshape(-1, 3).T
-    held = [span.table.blocks for span in spans]
-    sizes = np.array([len(blocks) for blocks in held])
-    tables = np.zeros((len(spans), sizes.max(initial=1)), dtype=np.int32)
-    if held:
-        tables[np.arange(tables.shape[1]) < sizes[:, None]] = np.concatenate(held)
+    rows = np.zeros((len(spans), 5), dtype=np.int32)
+    rows[:, :3] = [(s.first, s.length, s.start + s.length) for s in spans] or np.zeros((0, 3))
+    first, count, length, begin, tile = rows.T  # which are filled in below
+    sizes = -(-length // block_tokens)
+    begin[:] = sizes.cumsum() - sizes
+    held = [span.table.blocks[:size] for span, size in zip(spans, sizes.tolist(), strict=True)]
+    tables = np.concatenate([np.zeros(0, dtype=np.int32), *held])
     row, within = _counted(count)
     position = (length - count)[row] + within
     slots = np.full(len(tokens), -1, dtype=np.int64)
-    in_block = tables[row, position // block_tokens].astype(np.int64)
+    in_block = tables[begin[row] + position // block_tokens].astype(np.int64)
     slots[first[row] + within] = in_block * block_tokens + position % block_tokens
-    is_single = count == 1
-    single, prompts = np.flatnonzero(is_single), np.flatnonzero(~is_single)
+    single, prompts = np.flatnonzero(count == 1), np.flatnonzero(count > 1)
+    splits = splits_of(length[single])
+    tile[single] = splits.cumsum() - splits
+    decoding, split = _counted(splits)
     of, piece = _counted(-(-count[prompts] // tile_tokens))
-    tiles = np.zeros((len(single) + len(of), 2), dtype=np.int32)
-    tiles[: len(single), 0] = single
-    tiles[len(single) :] = np.stack([prompts[of], piece * tile_tokens], axis=1)
+    tiles = [(single[decoding], split), (prompts[of], piece * tile_tokens)]
     return Packed(
         np.array(tokens, dtype=np.int32),
         positions.astype(np.int32),
         kept.astype(np.int32),
         drawn.astype(np.int32),
         slots,
-        rows.reshape(-1, 3),
+        rows,
+        np.concatenate([np.stack(columns, axis=1) for columns in tiles]).astype(np.int32),
         tables,
-        tiles,
-        len(single),
-        int(length[single].max(initial=0)),
+        len(split),
+        len(split) > len(single),
         len({span.table for span in spans}) < len(spans),
     )
+
+
+def splits_of(keys: NDArray[Any]) -> NDArray[Any]:
+    """Programs that read so many keys of rows with one new token."""
+    return (-(-keys // SPLIT_KEYS)).clip(max=MOST_SPLITS)
 
 
 def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -99,7 +106,7 @@ def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]
 def arrays_of(packed: Packed[Array]) -> list[Array]:
     """In the order of its fields."""
     arrays = [packed.tokens, packed.positions, packed.kept, packed.drawn, packed.slots]
-    return [*arrays, packed.rows, packed.tables, packed.tiles]
+    return [*arrays, packed.rows, packed.tiles, packed.tables]
 
 
 class PagedAttention:
@@ -119,7 +126,7 @@ class PagedAttention:
         of = self._packed
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         return attend(
-            q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.longest,
+            q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.splits,
             self._pool.shape.window(layer), launch=self._launch, shared=of.shared,
         )  # fmt: skip
 
@@ -135,7 +142,7 @@ class TwoCallAttention:
         arrays: list[Array] = [there, packed.slots[there]]
         for chosen in (is_single, ~is_single):
             if chosen.any():
-                arrays += _rectangle(packed.rows[chosen], packed.tables[chosen], pool)
+                arrays += _rectangle(packed.rows[chosen], packed.tables, pool)
         self._there, self._slots, *rectangles = send(arrays, pool.shape.device)
         self._rectangles = [rectangles[i : i + 5] for i in range(0, len(rectangles), 5)]
 
@@ -153,10 +160,12 @@ class TwoCallAttention:
 
 def _rectangle(rows: Array, tables: Array, pool: KVPool) -> list[Array]:
     """Places on the flat axis and positions `[R, W]`, tables, and the places of the results."""
-    first, count, length = rows.astype(np.int64).T
+    first, count, length, begin, _ = rows.astype(np.int64).T
     column = np.arange(count.max())
     there = column < count[:, None]  # [R, W]
     queries = np.where(there, first[:, None] + column, 0)
     positions = np.where(there, (length - count)[:, None] + column, -1)
-    blocks = -(-int(length.max()) // pool.shape.block_tokens)
-    return [queries, positions, tables[:, :blocks], queries[there], np.flatnonzero(there)]
+    # what lies behind a row's own blocks is never seen
+    places = begin[:, None] + np.arange(-(-int(length.max()) // pool.shape.block_tokens))
+    held = tables.take(places, mode="clip")
+    return [queries, positions, held, queries[there], np.flatnonzero(there)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.choice import kept_choices
+from kernels.gpu.paged import SPLIT_KEYS
 from runtime.cache import KVShape
 
 if TYPE_CHECKING:
@@ -80,13 +81,13 @@ def attention(heads: int, shape: KVShape, launch: Launch) -> Callable[[], object
     width = heads + 2 * shape.kv_heads
     qkv = torch.randn(rows, width, shape.head_dim, dtype=dtype, device=device)
     q, k, v = qkv.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], 1)
-    row = torch.arange(rows, device=device)
-    layout = torch.stack([row, torch.ones_like(row), torch.full_like(row, KEYS)], 1).int()
-    tables = torch.arange(rows * each, device=device).view(rows, each).int()
-    tiles = torch.stack([row, torch.zeros_like(row)], 1).int()
-    slots = torch.full_like(row, -1)
+    row, splits = torch.arange(rows, device=device), KEYS // SPLIT_KEYS
+    one = torch.ones_like(row)
+    layout = torch.stack([row, one, KEYS * one, each * row, splits * row], 1).int()
+    tables = torch.arange(rows * each, device=device).int()
+    tiles = torch.cartesian_prod(row, torch.arange(splits, device=device)).int()
     return lambda: attend(
-        q, k, v, keys, values, slots, layout, tables, tiles, rows, KEYS, launch=launch
+        q, k, v, keys, values, -one, layout, tables, tiles, len(tiles), True, launch=launch
     )
 
 

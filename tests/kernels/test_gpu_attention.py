@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +14,10 @@ from torch import Tensor
 
 from kernels.gpu.attention import attend
 from kernels.gpu.paged import attend_rectangle, queries_per_tile
+from runtime.attention import Span
+from runtime.cache import BlockTable
 from runtime.gpu.comparison import Case, Heads
-from runtime.gpu.paged import PagedAttention
+from runtime.gpu.paged import PagedAttention, pack
 from tests.kernels.conftest import DEVICE
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -80,33 +86,34 @@ shapes = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2, 3, 8]))
 def test_any_mixture(prompts, decodes, shape, dim, dtype, window, seed) -> None:
     kv_heads, group = shape
     rows = [*prompts, *((start, 1) for start in decodes)]
-    check(
-        rows,
-        heads=kv_heads * group,
-        kv_heads=kv_heads,
-        dim=dim,
-        dtype=dtype,
-        window=window,
-        seed=seed,
-    )
+    sizes = {"heads": kv_heads * group, "kv_heads": kv_heads, "dim": dim}
+    check(rows, **sizes, dtype=dtype, window=window, seed=seed)
+
+
+def laid_out(lengths: Sequence[int], tables: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Rows of so many keys and one new token, as `attend` takes them."""
+    rows = zip(lengths, map(BlockTable, tables), strict=True)
+    spans = [Span(i, 1, length - 1, table) for i, (length, table) in enumerate(rows)]
+    none = np.zeros(len(spans), dtype=np.int64)
+    of = pack([0] * len(spans), none, none, none, spans, BLOCK_TOKENS, 1)
+    layout = {name: torch.tensor(getattr(of, name)) for name in ("rows", "tables", "tiles")}
+    return {**layout, "singles": of.singles, "splits": of.splits}
 
 
 def test_a_rows_result_does_not_depend_on_what_it_is_batched_with() -> None:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 64, BLOCK_TOKENS, 2, 16)
-    tables = torch.randperm(64).int().view(2, 32)
-    qkv = torch.randn(2, 6, 16)
+    tables = torch.randperm(64).view(2, 32).tolist()
+    qkv, lengths, slots = torch.randn(2, 6, 16), [200, 500], torch.full((2,), -1)
 
-    def one(qkv: Tensor, rows: list[tuple[int, int, int]], tables: Tensor) -> Tensor:
-        tiles = torch.tensor([(r, 0) for r in range(len(rows))], dtype=torch.int32)
-        layout = torch.tensor(rows, dtype=torch.int32)
-        longest = max(length for _, _, length in rows)
-        q, k, v = qkv.split(2, 1)
-        slots = torch.full((len(q),), -1)
-        return attend(q, k, v, keys, values, slots, layout, tables, tiles, len(rows), longest)
+    def attended(rows: slice) -> Tensor:
+        q, k, v = qkv[rows].split(2, 1)
+        of = laid_out(lengths[rows], tables[rows])
+        return attend(q, k, v, keys, values, slots[rows], **of)
 
-    together = one(qkv, [(0, 1, 200), (1, 1, 500)], tables)
-    assert torch.equal(one(qkv[:1], [(0, 1, 200)], tables[:1]), together[:1])
+    together = attended(slice(2))
+    for row in (slice(1), slice(1, 2)):
+        assert torch.equal(attended(row), together[row])
 
 
 @pytest.mark.parametrize(
@@ -134,17 +141,13 @@ def test_drafts_beside_each_other_give_what_they_give_one_by_one_to_the_last_bit
 
     def run(tokens: list[int], pool: Tensor) -> Tensor:
         q, k, v = qkv[tokens].split([heads, kv_heads, kv_heads], 1)
-        layout = torch.tensor([(i, 1, past + n + 1) for i, n in enumerate(tokens)]).int()
-        tables, tiles = table.repeat(len(tokens), 1), [(i, 0) for i in reversed(range(len(tokens)))]
-        return attend(
-            q, k, v, pool[0], pool[1], slots[past:][tokens], layout, tables,
-            torch.tensor(tiles).int(), len(tokens), past + max(tokens) + 1, window,
-            shared=len(tokens) > 1,
-        )  # fmt: skip
+        of = laid_out([past + n + 1 for n in tokens], [table.tolist()] * len(tokens))
+        shared, own = len(tokens) > 1, slots[past:][tokens]
+        return attend(q, k, v, pool[0], pool[1], own, window=window, shared=shared, **of)
 
     alone, together = pools.clone(), pools.clone()
     expected = torch.cat([run([token], alone) for token in range(count)])
-    assert torch.equal(run(list(range(count)), together), expected)
+    assert torch.equal(run(list(reversed(range(count))), together).flip(0), expected)
     assert torch.equal(together.nan_to_num(), alone.nan_to_num())
 
 

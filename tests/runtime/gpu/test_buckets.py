@@ -2,63 +2,90 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.kernels.replays import MODES, shares
-from runtime.gpu.buckets import FIRST_KEYS, MIXED, Buckets, Load
+from runtime.attention import Span
+from runtime.cache import BlockTable
+from runtime.gpu.buckets import MIXED, Buckets, Load
+from runtime.gpu.graphs import load_of, padded
+from runtime.gpu.paged import pack, splits_of
 
-TILE = 64
+TILE, BLOCK_TOKENS, KV_HEADS = 64, 16, 8
 
 
 @given(
     prompts=st.lists(st.integers(2, 400), max_size=40),
-    decodes=st.integers(0, 200),
+    decodes=st.lists(st.integers(1, 5000), max_size=200),
     padding=st.integers(0, 50),
-    keys=st.integers(1, 5000),
     context=st.sampled_from([64, 1024, 5000]),
     max_rows=st.sampled_from([1, 5, 32, 240]),
 )
 def test_every_iteration_up_to_the_largest_size_has_a_graph(
-    prompts: list[int], decodes: int, padding: int, keys: int, context: int, max_rows: int
+    prompts: list[int], decodes: list[int], padding: int, context: int, max_rows: int
 ) -> None:
     """Whatever its prompts are, and no larger one than it needs."""
-    prompts, decodes = prompts[:max_rows], min(decodes, max(0, max_rows - len(prompts)))
+    prompts, decodes = prompts[:max_rows], decodes[: max(0, max_rows - len(prompts))]
     pieces = sum(-(-count // TILE) for count in prompts)
-    rows = len(prompts) + decodes
-    load = Load(sum(prompts) + decodes + padding * bool(rows), decodes, pieces, rows, keys)
+    rows = len(prompts) + len(decodes)
+    splits = splits_of(np.array([min(keys, context) for keys in decodes], dtype=int))
+    tokens = sum(prompts) + len(decodes) + padding * bool(rows)
+    load = Load(tokens, rows, int(splits.sum()), pieces, rows, bool((splits > 1).any()))
     buckets = Buckets(max_rows, context, TILE)
     found = buckets.fitting(load)
-    fits = load.tokens <= min(max_rows * context, MIXED[-1]) and keys <= context
-    if fits:
+    if load.tokens <= min(max_rows * context, MIXED[-1]):
         assert found is not None
         assert found in list(buckets)
     if found is not None:
         assert found.holds(load)
         assert found.rows > rows
+        assert found.splits >= load.splits
         less = [b for b in buckets if b.holds(load) and b.pieces == found.pieces]
-        assert all(b.tokens >= found.tokens and b.keys >= found.keys for b in less)
+        assert all(b.tokens >= found.tokens and b.singles >= found.singles for b in less)
 
 
 @pytest.mark.parametrize("rows", [2, 9, 32])
 def test_drafts_run_in_a_graph_that_stores_keys_before_it_attends(rows: int) -> None:
     buckets = Buckets(32, 1024, TILE)
-    plain = buckets.fitting(Load(rows, rows, 0, rows, 100))
-    drafts = buckets.fitting(Load(rows, rows, 0, rows, 100, shared=True))
-    assert plain is not None
-    assert drafts is not None
-    assert (plain.pieces, drafts.pieces > 0) == (0, True)
+    found = [buckets.fitting(Load(rows, rows, rows, 0, rows, shared=at)) for at in (False, True)]
+    assert [bucket is not None and bucket.pieces > 0 for bucket in found] == [False, True]
+    assert None not in found
 
 
-def test_the_shortest_graphs_split_no_row_and_the_longest_hold_the_context() -> None:
-    from kernels.gpu.attention import SPLIT_KEYS
+def test_the_smallest_graphs_split_no_row_and_the_largest_every_row_of_the_context() -> None:
+    splits = [bucket.singles / (bucket.rows - 1) for bucket in Buckets(32, 5000, TILE)]
+    assert sorted(set(splits)) == [1, 4, 16]
+    assert splits == sorted(splits, reverse=True)
+    assert not any(bucket.splits for bucket in Buckets(32, 256, TILE))
 
-    keys = [bucket.keys for bucket in Buckets(32, 5000, TILE)]
-    assert sorted(set(keys)) == [256, 1024, 4096, 5000]
-    assert keys == sorted(keys, reverse=True)
-    assert FIRST_KEYS <= SPLIT_KEYS
-    assert {bucket.keys for bucket in Buckets(32, 100, TILE)} == {100}
+
+ONE_OF_64, ONE_OF_256 = ([256] * (rows - 1) + [5000] for rows in (64, 256))
+ANY = np.random.default_rng(0).integers(1, 5001, 256).tolist()
+
+
+@pytest.mark.parametrize(
+    ("keys", "launched", "busy", "table_bytes"),
+    [(ONE_OF_64, 2048, 632, 5284), (ONE_OF_256, 8192, 2168, 17572), (ANY, 32768, 20840, 167256)],
+    ids=["a long row of 64", "of 256", "any lengths"],
+)
+def test_a_row_launches_programs_for_its_own_keys(
+    keys: list[int], launched: int, busy: int, table_bytes: int
+) -> None:
+    """A layer's programs for decodes, as a graph, and those of them that have keys; and the tables
+    that are sent. With all rows laid out like the longest, 16 splits and 313 blocks each, these
+    were 8,192 programs and 81,380 bytes for 64 rows, and 32,768 and 321,764 for 256."""
+    tables = [BlockTable(range(-(-length // BLOCK_TOKENS))) for length in keys]
+    spans = [Span(i, 1, keys[i] - 1, table) for i, table in enumerate(tables)]
+    at = np.arange(len(keys))
+    packed = pack([0] * len(keys), at, at, at, spans, BLOCK_TOKENS, TILE)
+    bucket = Buckets(256, 5000, TILE).fitting(load_of(packed))
+    assert bucket is not None
+    assert bucket.singles * KV_HEADS == launched
+    assert int(splits_of(np.array(keys)).sum()) * KV_HEADS == busy
+    assert padded(packed, bucket).tables.nbytes == table_bytes
 
 
 @pytest.mark.parametrize("name", MODES)

@@ -239,12 +239,7 @@ def memory_of(tensor: torch.Tensor) -> int:
         (WRONG, None, False, "slower operators, without CUDA graphs: off by 0.5"),
         (Verdict(graphs="stale"), None, True, "CUDA graphs are not used: stale"),
         (Verdict(graphs="stale"), None, False, None),  # they were not asked for
-        (
-            Verdict(),
-            "15 new tokens differ",
-            True,
-            "CUDA graphs are not used, but single launches: 15",
-        ),
+        (Verdict(), "15 new tokens differ", True, "but single launches: 15 new tokens"),
     ],
 )
 def test_a_loaded_model_says_what_a_failed_check_leaves_unused(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,44 +69,35 @@ def test_a_graph_computes_long_and_short_decodes_and_chunks_as_without_it() -> N
             assert p == pytest.approx(q, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("is_wrong", "told"),
+    [
+        (lambda _: True, "single launches: 15 new tokens"),
+        (lambda of: of.pieces and of.splits, "17 new tokens over 256 others differ"),
+    ],
+)
 def test_graphs_that_compute_something_else_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = make()
-    assert model.gpu is not None
-    run = Graphs._run
-
-    def wrong(graphs: Graphs, bucket: Any) -> None:
-        run(graphs, bucket)
-        graphs._hidden += 1
-
-    monkeypatch.setattr(Graphs, "_run", wrong)
-    unused = str(model.gpu.record_graphs(4))
-    assert model.gpu.graphs is None
-    assert "CUDA graphs are not used, but single launches: 15 new tokens" in unused
-    assert unused in caplog.text
-
-
-def test_graphs_that_differ_for_a_chunk_beside_a_long_row_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_wrong: Callable[[Bucket], bool],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Over KV memory of one block, as when the memory of graphs is measured."""
     model = make()
     model.allocate(1)
     assert model.gpu is not None
-    model.gpu.record_graphs(4)
-    assert model.gpu.graphs is not None
+    assert model.gpu.record_graphs(4) is None
     run = Graphs._run
 
     def wrong(graphs: Graphs, bucket: Bucket) -> None:
         run(graphs, bucket)
-        if bucket.pieces and bucket.keys > 256:
-            graphs._hidden += 1
+        graphs._hidden += is_wrong(bucket)
 
     monkeypatch.setattr(Graphs, "_run", wrong)
-    model.gpu.record_graphs(4)
+    unused = model.gpu.record_graphs(4)
+    assert told in str(unused)
+    assert str(unused) in caplog.text
     assert model.gpu.graphs is None
-    assert "17 new tokens over 256 others differ" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -176,9 +167,9 @@ def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_resu
         recorded.append((pool, stream))
         yield
 
-    def forward(packed: Packed[Tensor], kept: Tensor | None, *_: Tensor) -> Tensor:
-        runs.append((packed.tokens.data_ptr(), len(packed.tokens)))
-        return torch.zeros(len(packed.tokens) if kept is None else len(kept), 8)
+    def forward(of: Packed[Tensor], kept: Tensor | None, at: Tensor, _: Tensor) -> Tensor:
+        runs.append((at.data_ptr(), len(of.tokens)))
+        return torch.zeros(len(of.tokens) if kept is None else len(kept), 8)
 
     current = Stream()
     streams.clear()

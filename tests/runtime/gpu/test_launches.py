@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import runtime.sampling.sampler
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
 from requested import Sampling
@@ -29,9 +28,8 @@ def launches(layers: int, past: int) -> int:
     known = [1] * (past + 1)
     model.open([Opening(i, known, 1, Sampling(temperature=0)) for i in range(2)])
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(
-            runtime.sampling.sampler, "sampling_library", lambda: None
-        )  # a GPU has no such kernel
+        # a GPU has no such kernel
+        patch.setattr("runtime.sampling.sampler.sampling_library", lambda: None)
         # inference mode hides operators
         patch.setattr(Executor, "start", Executor.start.__wrapped__)  # type: ignore[attr-defined]
         model.start([Step(i, past, 1, True, range(i * each, (i + 1) * each)) for i in range(2)], ())

@@ -47,11 +47,11 @@ class ByTorch:
         if self.wrong == "queries are read as if they were alone":
             q = torch.as_strided(q, q.shape, (q.shape[1] * q.shape[2], q.shape[2], 1))
         found = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        for row, (first, count, length) in enumerate(self.packed.rows.tolist()):
+        for first, count, length, begin, _ in self.packed.rows.tolist():
             mine, at = slice(first, first + count), torch.arange(length - count, length)
             pool = self.pool.keys[layer], self.pool.values[layer]
-            table = self.packed.tables[row : row + 1]
-            found[mine] = attend_rectangle(q[None, mine], *pool, table, at[None])[0]
+            table = self.packed.tables[begin : begin - (-length // self.pool.shape.block_tokens)]
+            found[mine] = attend_rectangle(q[None, mine], *pool, table[None], at[None])[0]
         if self.wrong == "off by a little":
             found += 0.01
         if self.wrong == "not a number":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 import torch
 
@@ -29,16 +31,13 @@ def test_kernels_with_the_same_results_pass(dtype: torch.dtype) -> None:
     assert others_differ(CPU, dtype) is None
 
 
-def test_a_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    bias_gelu = kernels.gpu.layers.bias_gelu
-    monkeypatch.setattr(kernels.gpu.layers, "bias_gelu", lambda x, bias: bias_gelu(x, bias) + 0.01)
-    assert "a GELU differs by 0.01" in str(layers_differ(CPU, torch.float32))
-
-
-def test_a_gate_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gated = kernels.gpu.decoder.gated
-    monkeypatch.setattr(kernels.gpu.decoder, "gated", lambda x, gelu: gated(x, gelu) + 0.01)
-    assert "a gate of SiLU differs by 0.01" in str(layers_differ(CPU, torch.float32))
+@pytest.mark.parametrize(
+    ("of", "told"), [("layers.bias_gelu", "a GELU"), ("decoder.gated", "a gate of SiLU")]
+)
+def test_a_layer_that_differs_is_named(of: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attrgetter(of)(kernels.gpu)
+    monkeypatch.setattr(f"kernels.gpu.{of}", lambda *given: kernel(*given) + 0.01)
+    assert f"{told} differs by 0.01" in str(layers_differ(CPU, torch.float32))
 
 
 def test_another_token_is_reported_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
