@@ -9,9 +9,9 @@ under every policy: immediate requests at shares of the measured capacity (Poiss
 shapes `medium` and `high` of the load generator), and an endless backlog of deferred requests of
 the same sizes. `alone` runs without the backlog. Ratios are relative to it, for each shape over the
 requests of all rounds, with their confidence intervals, and `all` is the geometric mean over the
-shapes. `alone again` repeats `alone`: the distance of its ratios from 1 is noise. The order of the
-runs in a round is random. The spare capacity is the rate of deferred requests alone minus the rate
-of immediate ones. What the curve allows is computed from the step times measured in the same round
+shapes. `alone again` repeats `alone` at the other end of each round: the distance of its ratios
+from 1 is noise. The spare capacity is the rate of deferred requests alone minus the rate of
+immediate ones. What the curve allows is computed from the step times measured in the same round
 (benchmarks/deferred/points.py).
 """
 
@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks.deferred.bench import SHORT, Bench, RealClock, Sizes
-from benchmarks.deferred.points import Cell, Point, Relative, points
+from benchmarks.deferred.points import Cell, Measured, Point, Relative, points
 from benchmarks.deferred.sides import ALONE, BACKLOG, SHAPES, arrivals, policies
 from benchmarks.harness.report import machine, options, save, table
+from client.experiment import Experiment
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
@@ -43,33 +43,34 @@ COLUMNS = (
 )
 
 
-def measure(
-    bench: Bench, args: argparse.Namespace, advance: Callable[[str], None]
-) -> tuple[float, list[Cell]]:
+def measure(bench: Bench, args: argparse.Namespace) -> tuple[float, list[Cell]]:
     """Tokens/s of deferred requests alone, and the measurements."""
     predictor = Predictor()
-    advance("deferred requests alone")
     bench.play(Orca(), [], WARM_UP_S, BACKLOG, predictor, args.seed)
     only = bench.play(Orca(), [], args.calibrate, BACKLOG, predictor, args.seed)
     capacity = only.deferred_tokens_per_s / only.mean_output
-    cells, rng = [], np.random.default_rng(args.seed)
-    for seed in range(args.seed, args.seed + args.rounds):
-        for load in args.loads:
-            for shape in args.shapes:
-                times = arrivals(shape, load * capacity, args.seconds, seed)
-                learnt = copy.deepcopy(predictor)
-                what = f"round {1 + seed - args.seed}, {shape} at {load:.0%}"
-                advance(f"{what}: learning")
-                bench.play(Orca(), times, args.seconds, 0, learnt, seed)
-                every = policies(args.factors, args.max_step_ms / 1000)
-                runs = {}
-                for name in rng.permutation(list(every)).tolist():
-                    advance(f"{what}: {name}")
-                    own, backlog = copy.deepcopy(learnt), 0 if name in ALONE else BACKLOG
-                    runs[name] = bench.play(
-                        every[name](own), times, args.seconds, backlog, own, seed
-                    )
-                cells.append(Cell(shape, load, {name: runs[name] for name in every}))
+    every = policies(args.factors, args.max_step_ms / 1000)
+
+    def work(shape: str, load: float, number: int) -> tuple[int, list[float], Predictor]:
+        """Seed and arrivals of a round, and what a run without deferred requests has learnt."""
+        seed, learnt = args.seed + number, copy.deepcopy(predictor)
+        times = arrivals(shape, load * capacity, args.seconds, seed)
+        bench.play(Orca(), times, args.seconds, 0, learnt, seed)
+        return seed, times, learnt
+
+    def turn(name: str, of: tuple[int, list[float], Predictor]) -> Measured:
+        seed, times, learnt = of
+        own, backlog = copy.deepcopy(learnt), 0 if name in ALONE else BACKLOG
+        return bench.play(every[name](own), times, args.seconds, backlog, own, seed)
+
+    order = [*(name for name in every if name != ALONE[1]), ALONE[1]]
+    sides, cells = {name: partial(turn, name) for name in order}, []
+    for load in args.loads:
+        for shape in args.shapes:
+            experiment = Experiment(sides, {}, "alone", partial(work, shape, load))
+            turns = experiment.run(args.rounds, f"{shape} at {load:.0%}").turns
+            for number in range(args.rounds):
+                cells.append(Cell(shape, load, {name: turns[name][number] for name in every}))
     return only.deferred_tokens_per_s, cells
 
 
@@ -97,14 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = Sizes() if args.model == "embedded" else SHORT
     clock = RealClock()
     bench = Bench(model, model.vocab_size, clock, args.limit, sizes)
-    runs = 1 + args.rounds * len(args.loads) * len(args.shapes) * (6 + len(args.factors))
-    with tqdm(total=runs, desc="benchmark", file=sys.stderr) as bar:
-
-        def advance(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
-
-        only, cells = measure(bench, args, advance)
+    only, cells = measure(bench, args)
     name = "deferred" if args.model == "embedded" else f"deferred-{args.model.split(':')[-1]}"
     title = (
         f"{args.model}, {args.dtype}, batch limit {args.limit}, prompts of {sizes.prompt[0]} to "
