@@ -84,7 +84,7 @@ def lacks(recording: Recording) -> str | None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for need in recording.needs:
         there = (ROOT / need).is_dir() or shutil.which(need, path=programs) is not None
-        if not there and f" {need} " not in Path("/proc/cpuinfo").read_text():
+        if not there and need not in Path("/proc/cpuinfo").read_text().split():
             return HINTS.get(need, need)
     return None
 
