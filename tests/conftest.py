@@ -12,8 +12,8 @@ from hypothesis import settings
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from tests.server.process import close_all
 from tests.smollm2 import fetched
+from tests.support.process import close_all
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -155,7 +155,14 @@ def test_the_packages_without_torch_reach_none_through_what_they_import() -> Non
         "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *names, "tests.hash_model", "model_server.remote.model"],
+        [
+            sys.executable,
+            "-c",
+            program,
+            *names,
+            "tests.support.hash_model",
+            "model_server.remote.model",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 from app import create_app
 from serving.config import Config
 from serving.thread import Load
-from tests.scripted_model import ScriptedModel
-from tests.server.hash_app import byte_tokenizer, load
+from tests.support.hash_app import byte_tokenizer, load
+from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
 

@@ -15,7 +15,7 @@ from requested import Sampling
 from seams import Opening
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.hash_model import HashModel
+from tests.support.hash_model import HashModel
 from text.tokenizer import VocabularyError
 
 # as Qwen2.5 and fine-tunes of it publish them

@@ -31,8 +31,8 @@ from serving.config import Config
 from telemetry.stats import Stats
 from telemetry.tracing import Tracing
 from tests.batching.virtual import Books
-from tests.hash_model import HashModel
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
+from tests.support.hash_model import HashModel
 from text.stops import Stops
 from text.tokenizer import Detokenizer
 

@@ -170,6 +170,31 @@ def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
     return wanted.sampling(wanted.seed or 0, frozenset({2}), SamplingDefaults(), of_prompt=True)
 
 
+@pytest.mark.parametrize(
+    ("apis", "name", "value", "asked"),
+    [
+        (ALL, "temperature", 0.5, 0.5),
+        (ALL, "top_p", 0.25, 0.25),
+        (ALL, "top_k", 3, 3),
+        (OPENAI, "top_k", -1, None),
+        (OPENAI, "min_p", 0.25, 0.25),
+        ([tgi], "typical_p", 0.5, 0.5),
+        ((*OPENAI, tgi), "repetition_penalty", 1.5, 1.5),
+        ((*OPENAI, tgi), "frequency_penalty", 0.5, 0.5),
+        (OPENAI, "presence_penalty", 0.5, 0.5),
+        (OPENAI, "logit_bias", {"5": -100, "7": 1.5}, ((5, -100.0), (7, 1.5))),
+        (OPENAI, "min_tokens", 3, 3),
+    ],
+)
+def test_each_api_asks_for_what_its_fields_say(
+    apis: Any, name: str, value: Any, asked: object
+) -> None:
+    for api in apis:
+        found = sampling(api, {name: value, "max_tokens": 9} if api in OPENAI else {name: value})
+        assert getattr(found, name) == asked, api
+        assert found.end_ids == ((2,) if name == "min_tokens" else ())
+
+
 @given(api=st.sampled_from(ALL), fields=st.fixed_dictionaries({}, optional=FIELDS))
 def test_numbers_that_are_accepted_cross_the_wire_and_are_no_other_in_float32(
     api: Any, fields: dict[str, Any]

@@ -23,8 +23,8 @@ from scheduling.policies.orca import Orca
 from serving.config import Config
 from telemetry.stats import Recorders, Stats
 from tests.api.conftest import serving
-from tests.hash_model import HashModel
-from tests.server.hash_app import FAIL_ON
+from tests.support.hash_app import FAIL_ON
+from tests.support.hash_model import HashModel
 
 Labels = tuple[tuple[str, str], ...]
 

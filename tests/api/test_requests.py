@@ -1,5 +1,5 @@
-"""What may be asked and what is answered: every wrong request gets a sentence, none a traceback,
-and none harms another."""
+"""What may be asked and what is answered, on every API: every wrong request gets a sentence in its
+shape, none a traceback, and none harms another."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from tests.hashed import reference
-from tests.server.hash_app import byte_tokenizer
+from api.tgi.schemas import Parameters
+from tests.api.openai.test_openai_refusals import NAMES
+from tests.examples import examples
+from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, ask, events, refused
+from tests.support.hash_app import byte_tokenizer
+from tests.support.hashed import reference
 
-CONTEXT = 1024
+TAKING = (*PATHS, "/", "/generate_stream", "/tokenize", "/invocations")
 GOOD = {"prompt": "x", "num_tokens": 1}
 
 
-def post(client: FlaskClient, body: bytes, content_type: str = "application/json") -> TestResponse:
-    return client.post("/inference", data=body, content_type=content_type)
+def post(
+    client: FlaskClient, body: object, path: str = NATIVE, kind: str = "application/json"
+) -> TestResponse:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.post(path, data=data, content_type=kind)
 
 
-def ask(client: FlaskClient, **body: Any) -> TestResponse:
-    return post(client, json.dumps(body).encode())
+# --- bodies ---------------------------------------------------------------------------------
 
 
-def is_explained(answer: TestResponse) -> bool:
-    body = answer.get_json()
-    return list(body) == ["error"] and isinstance(body["error"], str) and "\n" not in body["error"]
-
-
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("body", "mentions"),
     [
         (b"", "JSON"),
         (b"{", "JSON"),
-        (b"not json", "JSON"),
         (b"\xff\xfe\xfd", "JSON"),
         (b"[" * 60_000, "deeply"),
         (b'{"prompt": "x", "num_tokens": NaN}', "NaN"),
@@ -47,166 +48,40 @@ def is_explained(answer: TestResponse) -> bool:
         (b"null", "null"),
         (b"3", "got 3"),
         (b'"text"', "object"),
-        (b"{}", "'prompt' is missing"),
-        (b'{"prompt": "x"}', "'num_tokens' is missing"),
-        (b'{"num_tokens": 1}', "'prompt' is missing"),
+        (b"{}", ""),
     ],
 )
-def test_an_invalid_body_is_refused(client: FlaskClient, body: bytes, mentions: str) -> None:
-    answer = post(client, body)
-    assert answer.status_code == 400
-    assert is_explained(answer)
-    assert mentions in answer.get_json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [
-        ("prompt", "", "at least one character"),
-        ("prompt", 5, "a string"),
-        ("prompt", None, "a string"),
-        ("prompt", ["x"], "a string"),
-        ("prompt", {"text": "x"}, "a string"),
-        ("num_tokens", 0, "from 1"),
-        ("num_tokens", -1, "from 1"),
-        ("num_tokens", True, "whole number"),
-        ("num_tokens", 1.5, "whole number"),
-        ("num_tokens", 1.0, "whole number"),
-        ("num_tokens", "1", "whole number"),
-        ("num_tokens", None, "whole number"),
-        ("temperature", -0.1, "0 (greedy) or a number"),
-        ("temperature", 1e-9, "0 (greedy) or a number"),
-        ("temperature", 1e300, "0 (greedy) or a number"),
-        ("temperature", True, "a number"),
-        ("temperature", "1", "a number"),
-        ("top_k", 0, "from 1 to 2147483647"),
-        ("top_k", 2**32, "from 1 to 2147483647"),
-        ("top_k", 1.0, "whole number"),
-        ("top_k", False, "whole number"),
-        ("top_p", -0.1, "from 0 to 1"),
-        ("top_p", 1.01, "from 0 to 1"),
-        ("top_p", "0.5", "a number"),
-        ("seed", -(2**63) - 1, "from -2**63"),
-        ("seed", 2**64, "to 2**64 - 1"),
-        ("seed", 0.0, "whole number"),
-        ("stream", 1, "true or false"),
-        ("stream", "true", "true or false"),
-        ("class", "urgent", "'immediate' or 'deferred'"),
-        ("class", None, "'immediate' or 'deferred'"),
-        ("deadline_s", 0, "above 0"),
-        ("deadline_s", "60", "seconds"),
-    ],
-)
-def test_a_wrong_field_is_named_with_what_is_allowed(
-    client: FlaskClient, field: str, value: object, allowed: str
+def test_an_invalid_body_is_refused(
+    client: FlaskClient, path: str, body: bytes, mentions: str
 ) -> None:
-    answer = ask(client, **{**GOOD, field: value})
-    assert answer.status_code == 400
-    assert is_explained(answer)
-    assert f"'{field}'" in answer.get_json()["error"]
-    assert allowed in answer.get_json()["error"]
+    assert mentions in refused(post(client, body, path), path)
 
 
-def test_a_deferred_request_with_a_deadline_has_the_same_tokens(client: FlaskClient) -> None:
-    plain = ask(client, **GOOD, seed=1).get_json()
-    deferred = ask(client, **GOOD, seed=1, **{"class": "deferred", "deadline_s": 60}).get_json()
-    assert deferred["generated"] == plain["generated"]
-
-
-def test_a_request_may_name_the_served_model_and_no_other(client: FlaskClient) -> None:
-    plain = ask(client, **GOOD, seed=1).get_json()
-    named = ask(client, **GOOD, seed=1, model="embedded").get_json()
-    assert named["completion"] == plain["completion"]
-    other = ask(client, **GOOD, model="other")
-    assert other.status_code == 404
-    assert is_explained(other)
-    assert "'model'" in ask(client, **GOOD, model=5).get_json()["error"]
-
-
-@pytest.mark.parametrize("field", ["numtokens", "max_tokens", "", "\n", "x" * 500])
-def test_an_unknown_field_is_named_with_those_that_are_known(
-    client: FlaskClient, field: str
+@pytest.mark.parametrize("path", TAKING)
+def test_a_body_must_be_declared_as_json_and_not_be_too_large(
+    client: FlaskClient, path: str
 ) -> None:
-    answer = ask(client, **GOOD, **{field: 5})
-    assert answer.status_code == 400
-    assert is_explained(answer)
-    assert f"unknown field {json.dumps(field)[:60]}" in answer.get_json()["error"]
-    assert "allowed: prompt, num_tokens" in answer.get_json()["error"]
-
-
-def test_a_number_beyond_floating_point_is_refused(client: FlaskClient) -> None:
-    answer = post(client, b'{"prompt": "x", "num_tokens": 1, "temperature": 1e999}')
-    assert answer.status_code == 400
-    assert "'temperature'" in answer.get_json()["error"]
-
-
-def test_the_value_that_is_shown_is_cut(client: FlaskClient) -> None:
-    answer = ask(client, prompt="x", num_tokens="9" * 1000)
-    assert len(answer.get_json()["error"]) < 300
-
-
-def test_prompt_and_tokens_up_to_the_context_fit_and_beyond_it_do_not(client: FlaskClient) -> None:
-    fits = ask(client, prompt="x" * (CONTEXT - 3), num_tokens=3)
-    assert fits.get_json()["num_tokens"] == 3
-    for prompt_tokens, num_tokens in ((CONTEXT - 3, 4), (1, CONTEXT), (CONTEXT, 1), (1, 2**31 - 1)):
-        answer = ask(client, prompt="x" * prompt_tokens, num_tokens=num_tokens)
-        assert answer.status_code == 400
-        assert f"context of {CONTEXT}" in answer.get_json()["error"]
-        assert is_explained(answer)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert "application/json" in post(client, {}, path, kind).text
+        assert post(client, {}, path, kind).status_code == 415
+    assert post(client, b" " * 70_000, path).status_code == 413
+    for kind in ("application/json; charset=utf-8", "application/x+json"):
+        assert post(client, GOOD, kind=kind).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [
-        ("GET", "/nowhere", 404),
-        ("POST", "/elsewhere", 404),
-        ("GET", "/two%0Alines", 404),
-        ("GET", "/inference", 405),
-        ("PUT", "/inference", 405),
-        ("POST", "/stats", 405),
-        ("GET", "/stats/reset", 405),
-        ("DELETE", "/health", 405),
-    ],
-)
-def test_errors_of_routing_have_the_same_shape(
+    [("GET", "/nowhere", 404), ("POST", "/elsewhere", 404), ("GET", "/two%0Alines", 404),
+     ("GET", NATIVE, 405), ("PUT", NATIVE, 405), ("POST", "/stats", 405),
+     ("GET", "/stats/reset", 405), ("DELETE", "/health", 405), ("GET", "/v1/nowhere", 404),
+     ("GET", "/v1/completions", 405)],
+)  # fmt: skip
+def test_errors_of_routing_have_a_shape(
     client: FlaskClient, method: str, path: str, status: int
 ) -> None:
     answer = client.open(path, method=method)
-    assert answer.status_code == status
-    assert is_explained(answer)
-    if status == 405:
-        assert answer.headers["Allow"] in answer.get_json()["error"]
-
-
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_not_declared_as_json_gets_415(client: FlaskClient, content_type: str) -> None:
-    answer = post(client, json.dumps(GOOD).encode(), content_type)
-    assert answer.status_code == 415
-    assert "application/json" in answer.get_json()["error"]
-
-
-@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/x+json"])
-def test_json_by_another_name_is_taken(client: FlaskClient, content_type: str) -> None:
-    assert post(client, json.dumps(GOOD).encode(), content_type).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "<|endoftext|>",
-        "a\x00b",
-        "\U0001f600",
-        "\ud800",
-        "\udc00\ud800",
-        "e\u0301\u202e\u200d",
-        "\U0010ffff",
-    ],
-)
-def test_a_prompt_may_hold_any_unicode(client: FlaskClient, prompt: str) -> None:
-    answer = ask(client, prompt=prompt, num_tokens=4, seed=1).get_json()
-    prompt = prompt.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert answer["completion"] == prompt + answer["generated"]
-    assert answer["prompt_tokens"] == len(byte_tokenizer().encode(prompt))
+    message = refused(answer, path if path.startswith("/v1") else NATIVE, status)
+    assert status == 404 or answer.headers["Allow"] in message
 
 
 _json = st.recursive(
@@ -217,24 +92,109 @@ _json = st.recursive(
     max_leaves=6,
 )
 _names = st.sampled_from(
-    ["prompt", "num_tokens", "temperature", "top_k", "top_p", "seed", "stream", "other"]
+    [*NAMES, "num_tokens", "seed", "other", "inputs", "parameters", "input", "max_output_tokens"]
 )
+_parameters = st.dictionaries(st.sampled_from([*Parameters.model_fields, "other"]), _json)
 
 
-@given(body=st.dictionaries(_names, _json, max_size=8) | _json)
-def test_any_json_is_answered_or_refused_with_a_sentence(client: FlaskClient, body: object) -> None:
-    answer = post(client, json.dumps(body).encode())
-    assert answer.status_code in (200, 400)
-    assert answer.status_code == 200 or is_explained(answer)
-
-
-@given(body=st.binary(max_size=200))
-def test_any_bytes_are_answered_or_refused_with_a_sentence(
-    client: FlaskClient, body: bytes
+@examples(100, 400)
+@given(
+    path=st.sampled_from(TAKING),
+    body=_json
+    | st.binary(max_size=200)
+    | st.dictionaries(_names, _json, max_size=8)
+    | st.fixed_dictionaries({"inputs": st.text(max_size=9)}, optional={"parameters": _parameters}),
+)
+def test_anything_is_answered_or_refused_with_a_sentence(
+    client: FlaskClient, path: str, body: object
 ) -> None:
-    answer = post(client, body)
-    assert answer.status_code == 400
-    assert is_explained(answer)
+    if isinstance(body, dict) and path in (*OPENAI, RESPONSES):
+        body = {"max_tokens": 2, "max_output_tokens": 2, "store": False, **body}
+    answer = post(client, body, path)
+    if answer.status_code != 200:
+        assert answer.status_code in (400, 404, 422)
+        error = answer.get_json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert 0 < len(message) < 4000
+        assert "\n" not in message
+    answer.get_data()
+
+
+# --- the native API -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("prompt", "", "at least one character"),
+        *(("prompt", wrong, "a string") for wrong in (5, None, ["x"], {"text": "x"})),
+        ("num_tokens", 0, "from 1"),
+        ("num_tokens", -1, "from 1"),
+        *(("num_tokens", wrong, "whole number") for wrong in (True, 1.5, 1.0, "1", None)),
+        *(("temperature", wrong, "0 (greedy) or a number") for wrong in (-0.1, 1e-9, 1e300)),
+        *(("temperature", wrong, "a number") for wrong in (True, "1")),
+        *(("top_k", wrong, "from 1 to 2147483647") for wrong in (0, 2**32)),
+        *(("top_k", wrong, "whole number") for wrong in (1.0, False)),
+        *(("top_p", wrong, "from 0 to 1") for wrong in (-0.1, 1.01)),
+        ("top_p", "0.5", "a number"),
+        ("seed", -(2**63) - 1, "from -2**63"),
+        ("seed", 2**64, "to 2**64 - 1"),
+        ("seed", 0.0, "whole number"),
+        *(("stream", wrong, "true or false") for wrong in (1, "true")),
+        *(("class", wrong, "'immediate' or 'deferred'") for wrong in ("urgent", None)),
+        ("deadline_s", 0, "above 0"),
+        ("deadline_s", "60", "seconds"),
+        ("model", 5, "the served model"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_is_allowed(
+    client: FlaskClient, field: str, value: object, allowed: str
+) -> None:
+    message = refused(post(client, {**GOOD, field: value}), NATIVE)
+    assert f"'{field}'" in message
+    assert allowed in message
+
+
+@pytest.mark.parametrize("field", ["prompt", "num_tokens"])
+def test_a_missing_field_is_named(client: FlaskClient, field: str) -> None:
+    rest = {name: value for name, value in GOOD.items() if name != field}
+    assert f"'{field}' is missing" in refused(post(client, rest), NATIVE)
+
+
+@pytest.mark.parametrize("field", ["numtokens", "max_tokens", "", "\n", "x" * 500])
+def test_an_unknown_field_is_named_with_those_that_are_known(
+    client: FlaskClient, field: str
+) -> None:
+    message = refused(post(client, {**GOOD, field: 5}), NATIVE)
+    assert f"unknown field {json.dumps(field)[:60]}" in message
+    assert "allowed: prompt, num_tokens" in message
+
+
+def test_numbers_beyond_floating_point_are_refused_and_values_are_shown_cut(
+    client: FlaskClient,
+) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1, "temperature": 1e999}'
+    assert "'temperature'" in refused(post(client, body), NATIVE)
+    assert len(refused(post(client, {**GOOD, "num_tokens": "9" * 1000}), NATIVE)) < 300
+
+
+def test_a_class_a_deadline_and_the_models_name_change_no_token(client: FlaskClient) -> None:
+    plain = post(client, {**GOOD, "seed": 1}).get_json()["generated"]
+    for fields in ({"class": "deferred", "deadline_s": 60}, {"model": "embedded"}):
+        answer = post(client, {**GOOD, "seed": 1, **fields}).get_json()
+        assert answer["generated"] == plain
+    refused(post(client, {**GOOD, "model": "other"}), NATIVE, 404)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["<|endoftext|>", "a\x00b", "\U0001f600", "\ud800", "\udc00\ud800", "e\u0301\u202e\u200d"],
+)
+def test_a_prompt_may_hold_any_unicode(client: FlaskClient, prompt: str) -> None:
+    answer: Any = post(client, {"prompt": prompt, "num_tokens": 4, "seed": 1}).get_json()
+    prompt = prompt.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert answer["completion"] == prompt + answer["generated"]
+    assert answer["prompt_tokens"] == len(byte_tokenizer().encode(prompt))
 
 
 @given(
@@ -247,26 +207,18 @@ def test_any_bytes_are_answered_or_refused_with_a_sentence(
 def test_any_valid_request_gets_exactly_its_tokens_streamed_or_not(
     client: FlaskClient, prompt: str, num_tokens: int, seed: int, top_p: float, top_k: int
 ) -> None:
-    body = {
-        "prompt": prompt,
-        "num_tokens": num_tokens,
-        "seed": seed,
-        "top_p": top_p,
-        "top_k": top_k,
-    }
-    whole = ask(client, **body).get_json()
+    fields: Any = {"seed": seed, "top_p": top_p, "top_k": top_k}
+    whole = ask(client, NATIVE, prompt, num_tokens, **fields).get_json()
     tokenizer = byte_tokenizer()
     tokens = reference(tokenizer.encode(prompt), num_tokens, seed)
     text = b"".join(tokenizer.token_bytes(token) for token in tokens).decode(errors="replace")
     assert whole["generated"] == text
     assert whole["completion"] == prompt + text
     assert (whole["num_tokens"], whole["seed"]) == (num_tokens, seed)
-    streamed = ask(client, **body, stream=True)
-    assert streamed.mimetype == "text/event-stream"
-    lines = streamed.get_data(as_text=True).split("\n")
-    *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    streamed = ask(client, NATIVE, prompt, num_tokens, stream=True, **fields)
+    *pieces, last = events(streamed)
     written = [json.dumps(piece, separators=(",", ":")) for piece in [*pieces, last]]
-    assert [line for line in lines if line] == [f"data: {piece}" for piece in written]
+    assert streamed.text == "".join(f"data: {piece}\n\n" for piece in written)
     assert "".join(piece["text"] for piece in pieces) == last["generated"] == text
     assert sum(piece["tokens"] for piece in pieces) == num_tokens
     assert last["timing"].keys() == whole.pop("timing").keys()

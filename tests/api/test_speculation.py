@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scheduling.prediction.predictor import Predictor
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import Json, chat, chunks, complete
 from tests.api.openai.test_openai import expected
 from tests.examples import examples
+from tests.support.openai_calls import Json, chat, chunks, complete
 
 MOST = 4
 

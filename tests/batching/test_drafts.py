@@ -22,7 +22,7 @@ from tests.batching.modes import DYNAMIC_MODES, Mode, every_policy
 from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.hashed import drafted_after, forced_after, reference, reference_logprob
+from tests.support.hashed import drafted_after, forced_after, reference, reference_logprob
 
 JSON = Constraint("json_schema", "{}")
 SHARING = Mode(

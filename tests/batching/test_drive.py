@@ -24,8 +24,8 @@ from scheduling.policies.static import Static
 from seams import Advance, Plan, Policy, Request, Step, View
 from tests.batching.modes import MODES, Mode, every_mode
 from tests.batching.virtual import Books, check_ended, drive
-from tests.hash_model import HashModel
-from tests.hashed import reference
+from tests.support.hash_model import HashModel
+from tests.support.hashed import reference
 
 PATIENCE_S = 60.0  # for what must happen at once: only a failing test waits for it
 

@@ -14,7 +14,7 @@ from tests.batching.modes import DYNAMIC_MODES, Mode, every_mode_and_policy, eve
 from tests.batching.test_any_workload import Client, play, workloads
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.hashed import MOST_FORCED, forced_after, reference, reference_logprob
+from tests.support.hashed import MOST_FORCED, forced_after, reference, reference_logprob
 
 JSON = Constraint("json_schema", "{}")
 

@@ -25,9 +25,9 @@ from scheduling.registry import PAUSING
 from seams import Observer, Outcome, Plan, Policy, Request, Served, View
 from telemetry.stats import Recorders
 from tests.batching.modes import Mode
-from tests.hash_model import HashModel, virtual_duration_s
-from tests.hashed import reference
 from tests.scheduling.law import Law
+from tests.support.hash_model import HashModel, virtual_duration_s
+from tests.support.hashed import reference
 
 TICK_S = 2**-10
 MAX_STEPS = 20_000  # far more than any test's work takes

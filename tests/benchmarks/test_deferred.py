@@ -20,7 +20,7 @@ from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 from seams import Opening, Outcome, Pending, Plan, View
 from seams import Step as ModelStep
-from tests.hashed import VOCAB_SIZE
+from tests.support.hashed import VOCAB_SIZE
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 TTFT_NOISE, TPOT_NOISE = 1.08, 1.03  # of a p99, between two runs without deferred requests

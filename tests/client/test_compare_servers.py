@@ -19,7 +19,7 @@ import pytest
 
 from client.load.servers.processes import ROOT
 from client.load.servers.system import COMPARED
-from tests.server.process import environment, eventually
+from tests.support.process import environment, eventually
 
 REQUESTS = 6
 QUICK = ("--loads", "1", "--output-tokens", "uniform:1,16", "--calibrate-s", "2", "--no-control")

@@ -11,8 +11,8 @@ from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from requested import Sampling
 from tests.bare import Bare, Open
-from tests.hash_model import HashModel, virtual_duration_s
-from tests.hashed import reference
+from tests.support.hash_model import HashModel, virtual_duration_s
+from tests.support.hashed import reference
 
 PROMPTS = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=6)
 

@@ -18,7 +18,7 @@ import requests
 
 from launcher.config import read
 from launcher.launcher import model_server
-from tests.server.process import PATIENCE_S, eventually, free_port
+from tests.support.process import PATIENCE_S, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 

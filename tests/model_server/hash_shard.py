@@ -13,7 +13,7 @@ from model_server.serving.service import ModelService
 from model_server.serving.worker import Worker
 from model_server.shards import Shard
 from model_server.wire.access import Access
-from tests.hash_model import HashModel
+from tests.support.hash_model import HashModel
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.005  # of an iteration, so that deaths find some in flight

@@ -20,7 +20,7 @@ from model_server.serving.worker import ShardFailedError, Worker
 from model_server.supervisor import Supervisor
 from model_server.wire import model_pb2_grpc
 from model_server.wire.access import OPTIONS, Access
-from tests.hash_model import HashModel
+from tests.support.hash_model import HashModel
 
 PATIENCE_S = 60.0
 

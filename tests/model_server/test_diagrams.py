@@ -16,8 +16,8 @@ from generate.modes import make_ledger
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from tests.batching.virtual import Books
-from tests.hash_model import HashModel
 from tests.model_server.served import Served, connected, served, unix
+from tests.support.hash_model import HashModel
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from tests.model_server.hash_shard import hash_shards
 from tests.model_server.served import running, unix
-from tests.server.process import clients, eventually, serving
+from tests.support.process import clients, eventually, serving
 
 REQUESTS, TOKENS = 4, 150
 

@@ -25,12 +25,12 @@ from model_server.wire.access import Access
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from tests.batching.virtual import Books
-from tests.hash_model import HashModel
-from tests.hashed import reference
 from tests.model_server.hash_shard import hash_shards
 from tests.model_server.proxy import Link
 from tests.model_server.served import connected, running, served, unix
-from tests.server.process import eventually
+from tests.support.hash_model import HashModel
+from tests.support.hashed import reference
+from tests.support.process import eventually
 
 REQUESTS, TOKENS = 12, 60
 PATIENCE_S = 2.0  # of heartbeats: hash models are quick to answer, busy machines are not

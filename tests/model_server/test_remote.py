@@ -28,11 +28,11 @@ from requested import Constraint, Sampling
 from seams import DeviceMemoryError, ModelLostError, Opening, Step
 from tests.batching.modes import MODES, Mode
 from tests.batching.virtual import Books, drive
-from tests.hash_model import HashModel
-from tests.hashed import reference, reference_logprob
 from tests.model_server.served import connected, served, stub, unix
 from tests.scheduling.law import Law
-from tests.server.process import free_port
+from tests.support.hash_model import HashModel
+from tests.support.hashed import reference, reference_logprob
+from tests.support.process import free_port
 
 WORK = [(list(range(1, 2 + 3 * n)), 3 + n, n % 3) for n in range(6)]
 ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, seed in WORK]

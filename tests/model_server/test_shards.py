@@ -22,7 +22,7 @@ from seams import Model, Opening, Step
 from tests.bare import Bare
 from tests.launcher.test_launcher import ended
 from tests.model_server.served import connected, unix
-from tests.server.process import ROOT, environment, eventually
+from tests.support.process import ROOT, environment, eventually
 from text.vocabulary import load_tokenizer
 
 PROMPT = list(range(5, 45))

@@ -24,7 +24,7 @@ from model_server.supervisor import (
 )
 from options import OptionError
 from tests.model_server.served import running
-from tests.server.process import eventually
+from tests.support.process import eventually
 
 PATIENT = "import signal, sys; print('up', flush=True); signal.pause()"
 

@@ -24,7 +24,7 @@ from runtime.attention import RaggedAttention, Span
 from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
 from runtime.shards import connect, join
 from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
-from tests.server.process import free_port
+from tests.support.process import free_port
 
 TOLERANCE = 1e-4  # of a logit, float32
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import requests
 
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 TIMEOUT_S = 60
 T = TypeVar("T")

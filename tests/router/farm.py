@@ -203,7 +203,7 @@ async def main() -> None:
     await web.SockSite(runner, sock).start()
     print(sock.getsockname()[1], flush=True)
     parent = multiprocessing.parent_process()
-    assert parent is not None, "run by tests.forked"
+    assert parent is not None, "run by tests.support.forked"
     # no orphan survives a killed test run
     await asyncio.get_running_loop().run_in_executor(None, parent.join)
 

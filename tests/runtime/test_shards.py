@@ -15,7 +15,7 @@ from models.part import Part
 from models.weights.rounding import quantise_q8_0
 from runtime.linear.blocks import BlockLinear
 from runtime.shards import SummedLinear, in_order, join
-from tests.server.process import free_port
+from tests.support.process import free_port
 
 
 def layer(kind: str, bias: Tensor | None) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduling.prediction.predictor import Load
 from scheduling.prediction.step_time import Work
-from tests.hash_model import virtual_duration_s
+from tests.support.hash_model import virtual_duration_s
 
 NO_LOAD = Load()
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from serving.config import Config
-from tests.server.hash_app import STEP_S
-from tests.server.process import (
+from tests.support.hash_app import STEP_S
+from tests.support.process import (
     ROOT,
     Server,
     environment,

@@ -10,9 +10,9 @@ from huggingface_hub import InferenceClient
 from openai import OpenAI
 
 from client.load.http.target import Target
-from tests.server.process import closed_at_end
 from tests.server.test_smollm2 import served
 from tests.smollm2 import NEEDED
+from tests.support.process import closed_at_end
 
 TOKENS, PATIENCE_S = 60, 300.0
 FRANCE = "What is the capital of France? Answer in one sentence."

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from serving.config import MODES, Config
-from tests.forked import Forked
-from tests.server.process import (
+from tests.support.forked import Forked
+from tests.support.process import (
     PATIENCE_S,
     ROOT,
     Server,

@@ -1,27 +1,11 @@
-"""Policies, admission and time limits through a real server."""
+"""The limit of a request's time through a real server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from scheduling.registry import POLICIES
-from tests.server.hash_app import STEP_S
-from tests.server.process import clients, eventually, serving
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_server_says_which_policy_it_runs_and_every_request_is_served(
-    policy: str, tmp_path: Path
-) -> None:
-    with (
-        serving(tmp_path, policy=policy, admission="optimistic", max_batch_size=4) as server,
-        clients(8) as call,
-    ):
-        answers = [call(server.ask, "x" * (1 + n), 70) for n in range(8)]
-        assert [answer.result().status_code for answer in answers] == [200] * 8
-        assert server.stats()["policy"] == policy
+from tests.support.hash_app import STEP_S
+from tests.support.process import eventually, serving
 
 
 def test_a_request_that_takes_too_long_is_answered_with_504(tmp_path: Path) -> None:

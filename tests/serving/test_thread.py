@@ -10,8 +10,8 @@ import pytest
 from app import create_app
 from generate.modes import ModeName
 from serving.config import Config
-from tests.hash_model import HashModel
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
+from tests.support.hash_model import HashModel
 
 
 @pytest.mark.parametrize(

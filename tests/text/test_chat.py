@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
 from tests.text.test_gguf_vocabulary import recorded
 from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template

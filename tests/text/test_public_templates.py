@@ -12,7 +12,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.server.apis.test_clients import made
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from text.chat import ChatTemplate, ConversationError
 from text.tools.conversation import with_arguments_as_text
 

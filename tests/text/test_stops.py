@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from text.stops import StopFinder, Stops
 from text.tokenizer import Tokenizer, longest_of
 

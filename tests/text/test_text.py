@@ -18,7 +18,7 @@ from transformers import GPT2Tokenizer
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
 from models.names import GPT2_NAMES
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from text.tokenizer import Detokenizer, EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 

@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from records import History
-from tests.server.hash_app import ENDLESS, STEP_S
-from tests.server.process import PATIENCE_S, Server, eventually, serving
+from tests.support.hash_app import ENDLESS, STEP_S
+from tests.support.process import PATIENCE_S, Server, eventually, serving
 from tests.watch.test_frames import HELLO, iterated
 from watch.hub import MOST_BEHIND, FullError, Hub
 

@@ -18,8 +18,8 @@ from client.load.servers.system import COMPARED
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
-from tests.server.hash_app import ENDLESS, STEP_S
-from tests.server.process import PATIENCE_S, ROOT, Server, environment, free_port, serving
+from tests.support.hash_app import ENDLESS, STEP_S
+from tests.support.process import PATIENCE_S, ROOT, Server, environment, free_port, serving
 from tests.watch.test_page import browser, pytestmark  # noqa: F401
 
 MODES = ("nobatch", "static", "dynamic")

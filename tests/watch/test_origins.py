@@ -11,8 +11,8 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.server.hash_app import STEP_S
-from tests.server.process import PATIENCE_S, Server, serving
+from tests.support.hash_app import STEP_S
+from tests.support.process import PATIENCE_S, Server, serving
 from tests.watch.test_page import CHROMIUM, pytestmark  # noqa: F401
 
 EVIL = "evil.example"  # the browser resolves it to this machine

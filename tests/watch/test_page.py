@@ -12,8 +12,8 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-from tests.server.hash_app import ENDLESS, STEP_S
-from tests.server.process import PATIENCE_S, ROOT, Server, serving
+from tests.support.hash_app import ENDLESS, STEP_S
+from tests.support.process import PATIENCE_S, ROOT, Server, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from tests.forked import Forked
 from tests.model_server.served import unix
 from tests.router.conftest import RouterProcess
-from tests.server.process import PATIENCE_S, ROOT, environment, serving
+from tests.support.forked import Forked
+from tests.support.process import PATIENCE_S, ROOT, environment, serving
 from watch import trace
 
 REQUESTS = 8

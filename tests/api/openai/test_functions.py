@@ -6,9 +6,9 @@ import pytest
 from flask.testing import FlaskClient
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.api.openai.openai_calls import Json, ask, chat, chunks, is_error
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, PATH, TOOLS
-from tests.scripted_model import ScriptedModel
+from tests.support.openai_calls import Json, ask, chat, chunks, is_error
+from tests.support.scripted_model import ScriptedModel
 
 FUNCTIONS = [tool["function"] for tool in TOOLS]
 

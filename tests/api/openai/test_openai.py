@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.openai.fields.shared import seed_of_choice
-from tests.api.openai.openai_calls import CONTEXT, Json, chat, chunks, complete
-from tests.hashed import reference, reference_logprob
-from tests.server.hash_app import END_ID, byte_tokenizer
+from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.hashed import reference, reference_logprob
+from tests.support.openai_calls import CONTEXT, Json, chat, chunks, complete
 from text.tokenizer import Detokenizer
 
 
@@ -160,6 +160,7 @@ def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
     assert [choice["index"] for choice in several["choices"]] == list(range(n))
     seeds = [seed_of_choice(seed, index) for index in range(n)]
     assert len(set(seeds)) == n
+    assert all(0 <= derived < 2**63 for derived in seeds[1:])
     texts = [expected(b"x", 16, own, None)[0] for own in seeds]
     assert [choice["text"] for choice in several["choices"]] == texts
     assert several["usage"]["prompt_tokens"] == 1
@@ -169,19 +170,10 @@ def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
     assert streamed == [choice["text"] for choice in several["choices"]]
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 127))
-def test_seeds_of_choices_are_seeds(seed: int, index: int) -> None:
-    derived = seed_of_choice(seed, index)
-    assert 0 <= derived < 2**63
-    assert (derived == seed) == (index == 0)
-
-
-@pytest.mark.parametrize(
-    "prompt", ["ab", ["ab"], [97, 98], [[97, 98]]], ids=["text", "texts", "ids", "arrays of ids"]
-)
-def test_a_prompt_may_be_text_or_token_ids(client: FlaskClient, prompt: object) -> None:
-    answer = complete(client, prompt=prompt, seed=5)
-    assert answer["choices"][0]["text"] == expected(b"ab", 16, 5, None)[0]
+def test_a_prompt_may_be_text_or_token_ids(client: FlaskClient) -> None:
+    for prompt in ("ab", ["ab"], [97, 98], [[97, 98]]):
+        answer = complete(client, prompt=prompt, seed=5)
+        assert answer["choices"][0]["text"] == expected(b"ab", 16, 5, None)[0]
 
 
 def test_several_prompts_are_answered_in_order_each_as_if_alone(client: FlaskClient) -> None:
@@ -268,26 +260,20 @@ def test_a_stop_token_ends_the_answer_as_the_end_token_does(
     assert answer["usage"]["completion_tokens"] == first + 1
 
 
+def test_stop_strings_count_from_min_tokens_on(client: FlaskClient) -> None:
+    first = byte_tokenizer().token_bytes(reference([ord("x")], 1, 3)[0]).decode()
+    asked: Json = {"seed": 3, "max_tokens": 40, "ignore_eos": True, "stop": first}
+    assert complete(client, **asked)["usage"]["completion_tokens"] == 1
+    assert complete(client, **asked, min_tokens=5)["usage"]["completion_tokens"] > 5
+
+
 def test_null_is_the_same_as_left_out(client: FlaskClient) -> None:
-    left_out = complete(client, seed=1)
     names = [
-        "n",
-        "stop",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "logprobs",
-        "suffix",
-        "stream",
-        "stream_options",
-        "logit_bias",
-        "presence_penalty",
-        "best_of",
-        "echo",
-        "service_tier",
+        *("n", "stop", "temperature", "top_p", "max_tokens", "logprobs", "suffix", "stream"),
+        *("stream_options", "logit_bias", "presence_penalty", "best_of", "echo", "service_tier"),
     ]
     nulls = complete(client, seed=1, **dict.fromkeys(names))
-    assert nulls["choices"] == left_out["choices"]
+    assert nulls["choices"] == complete(client, seed=1)["choices"]
 
 
 def test_flex_is_the_deferred_class_and_is_returned(client: FlaskClient) -> None:

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given
 from hypothesis import strategies as st
 
 from api.limits import MOST_STOP_CHARACTERS
 from api.openai.fields.shared import MOST_STOPS
-from app import create_app
 from options import OptionError
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import (
+from tests.support.openai_calls import (
     CONTEXT,
     PATHS,
-    Json,
     ask,
     chat,
     chunks,
     complete,
     is_error,
 )
-from tests.server.hash_app import byte_tokenizer, load
 
 WRONG: list[tuple[str, object]] = [
     ("n", 0), ("n", 129), ("n", 1.5), ("n", "2"), ("n", True),
@@ -188,34 +183,6 @@ def test_a_name_that_no_client_could_mean_is_refused_at_start(wrong: str) -> Non
         Config(mode="dynamic", served_model_name=wrong)
 
 
-def test_models_are_listed_only_while_requests_are_taken(tmp_path: Path) -> None:
-    """Routers and gateways send requests to the servers that list a model."""
-    paths = ("/v1/models", "/v1/models/embedded")
-    app = create_app(Config(mode="dynamic", data_dir=str(tmp_path)), load, byte_tokenizer())
-    client, engine = app.test_client(), app.extensions["engine"]
-    for path in paths:
-        answer = client.get(path)
-        assert "being loaded" in is_error(answer, 503)
-        assert answer.headers["Retry-After"] == "1"
-    engine.start()
-    while client.get("/health").status_code != 200:
-        pass
-    assert [client.get(path).status_code for path in paths] == [200, 200]
-    engine.drain()
-    for path in paths:
-        assert "down" in is_error(client.get(path), 503)
-    engine.jobs.close()
-
-
-def test_errors_of_routing_and_bodies_have_openais_shape(client: FlaskClient) -> None:
-    is_error(client.get("/v1/nowhere"), 404)
-    is_error(client.get("/v1/completions"), 405)
-    is_error(client.post("/v1/completions", data=b"{", content_type="application/json"), 400)
-    is_error(client.post("/v1/completions", data=b"{}", content_type="text/plain"), 415)
-    is_error(ask(client, prompt="x" * 70_000), 413)
-    assert isinstance(client.get("/nowhere").get_json()["error"], str)
-
-
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -228,13 +195,3 @@ JSON = st.recursive(
     max_leaves=6,
 )
 NAMES = sorted({field for field, _ in WRONG + WRONG_COMPLETION + WRONG_CHAT} - {"messages"})
-
-
-@given(path=st.sampled_from(sorted(PATHS)), fields=st.dictionaries(st.sampled_from(NAMES), JSON))
-def test_every_request_is_answered_or_refused_with_a_reason(
-    client: FlaskClient, path: str, fields: Json
-) -> None:
-    answer = ask(client, path, **{"max_tokens": 2, **fields})
-    if answer.status_code != 200:
-        assert answer.status_code in (400, 404)
-        assert answer.get_json()["error"]["message"]

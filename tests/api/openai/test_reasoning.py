@@ -11,10 +11,10 @@ from flask.testing import FlaskClient
 
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import Json, chat, chunks
 from tests.api.openai.test_tools import CALL, PARIS, TOOLS, accumulated, calls_of
 from tests.api.responses.test_responses import events, respond
-from tests.scripted_model import ScriptedModel
+from tests.support.openai_calls import Json, chat, chunks
+from tests.support.scripted_model import ScriptedModel
 
 # the parts of Qwen3's template that concern reasoning
 TEMPLATE = """\

@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from api.openai.fields.tools import MOST_TOOLS
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import Json, ask, chat, chunks, is_error
-from tests.scripted_model import ScriptedModel
+from tests.support.openai_calls import Json, ask, chat, chunks, is_error
+from tests.support.scripted_model import ScriptedModel
 
 PATH = "/v1/chat/completions"
 WEATHER: Json = {

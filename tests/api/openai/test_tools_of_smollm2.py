@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from serving.config import Config
 from serving.thread import load_configured_model
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import chat, chunks
 from tests.smollm2 import FILE, NEEDED
+from tests.support.openai_calls import chat, chunks
 from text.vocabulary import load_tokenizer
 
 SCHEMAS: dict[str, Any] = {

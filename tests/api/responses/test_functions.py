@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from flask.testing import FlaskClient
 
-from tests.api.openai.openai_calls import is_error
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
 from tests.api.responses.test_responses import Json, ask, bearer, events, respond, without_names
-from tests.scripted_model import ScriptedModel
+from tests.support.openai_calls import is_error
+from tests.support.scripted_model import ScriptedModel
 
 TOOLS: list[Json] = [
     {"type": "function", **WEATHER["function"]},

@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 from api.openai.fields.messages import MOST_MESSAGES
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import CONTEXT, chat, is_error
+from tests.support.openai_calls import CONTEXT, chat, is_error
 
 Json = dict[str, Any]
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from api.tgi.schemas import Parameters
-from tests.hashed import reference, reference_logprob
-from tests.server.hash_app import END_ID, byte_tokenizer
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.hashed import reference, reference_logprob
 
 CONTEXT = 1024
-PATHS = ("/", "/generate", "/generate_stream")
+TGI, STREAM = "/generate", "/generate_stream"
+PATHS = ("/", TGI, STREAM)
 
 
 def ask(client: FlaskClient, path: str, inputs: object, **parameters: Any) -> TestResponse:
@@ -119,28 +121,52 @@ def test_invalid_requests_are_refused_in_tgis_words_before_any_stream(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("path", "parameters", "message"),
     [
-        ({"best_of": 0, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 0"),
-        ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
-        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
-        (
-            {"best_of": 2, "top_k": 3, "seed": 1},
-            "`seed` must not be set when `best_of` > 1",
-        ),
+        (TGI, {"best_of": 0, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 0"),
+        (TGI, {"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+        (TGI, {"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+        (TGI, {"best_of": 2, "top_k": 3, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
+        (STREAM, {"best_of": 2, "do_sample": True},
+         "`best_of` != 1 is not supported when streaming tokens"),
+        (STREAM, {"decoder_input_details": True},
+         "`decoder_input_details` == true is not supported when streaming tokens"),
     ],
-)
-def test_best_of_has_its_own_conditions(
-    client: FlaskClient, parameters: dict[str, Any], message: str
+)  # fmt: skip
+def test_some_options_have_conditions(
+    client: FlaskClient, path: str, parameters: dict[str, Any], message: str
 ) -> None:
-    assert refused(ask(client, "/generate", "abc", **parameters), message)
+    assert refused(ask(client, path, "abc", **parameters), message)
 
 
-def test_options_that_a_stream_cannot_serve_are_refused(client: FlaskClient) -> None:
-    answer = ask(client, "/generate_stream", "abc", best_of=2, do_sample=True)
-    assert refused(answer, "`best_of` != 1 is not supported when streaming tokens")
-    answer = ask(client, "/generate_stream", "abc", decoder_input_details=True)
-    assert refused(answer, "`decoder_input_details` == true is not supported when streaming tokens")
+def test_limits_are_those_of_the_options() -> None:
+    options: dict[str, Any] = {
+        "max_best_of": 1,
+        "max_stop_sequences": 1,
+        "max_top_n_tokens": 0,
+        "max_client_batch_size": 1,
+        "max_input_tokens": 5,
+        "max_total_tokens": 9,
+    }
+    most = "`inputs` tokens + `max_new_tokens` must be <= 9. Given: 3 `inputs` tokens and 7 "
+    with serving(Config(mode="dynamic", **options)) as client:
+        for inputs, parameters, message in (
+            (
+                "x",
+                {"best_of": 2, "do_sample": True},
+                "`best_of` != 1 is not allowed for this endpoint",
+            ),
+            ("x", {"stop": ["a", "b"]}, "`stop` supports up to 1 stop sequences. Given: 2"),
+            ("x", {"top_n_tokens": 1}, "`top_n_tokens` != 0 is not allowed for this endpoint"),
+            ("abcdef", {}, "`inputs` must have less than 5 tokens. Given: 6"),
+            ("abc", {"max_new_tokens": 7}, f"{most}`max_new_tokens`"),
+            (["a", "b"], {}, "Number of prompts must be > 0 and <= 1. Given: 2"),
+        ):
+            assert refused(ask(client, "/", inputs, **parameters), message)
+        told = generated(client, "abc", details=True)["details"]
+        assert told["generated_tokens"] == 6 or told["finish_reason"] == "eos_token"
+        info = client.get("/info").get_json()
+        assert (info["max_input_tokens"], info["max_total_tokens"]) == (5, 9)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -154,24 +180,6 @@ def test_inputs_are_checked(client: FlaskClient, path: str) -> None:
     number = ask(client, path, 5)
     assert number.status_code == 422
     assert "`inputs` must be a string" in number.get_json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "status"),
-    [
-        (b"{", "application/json", 422),
-        (b"[]", "application/json", 422),
-        (b"{}", "text/plain", 415),
-        (b" " * 70_000, "application/json", 413),
-    ],
-)
-def test_an_invalid_body_also_has_an_error_type(
-    client: FlaskClient, body: bytes, content_type: str, status: int
-) -> None:
-    for path in PATHS:
-        answer = client.post(path, data=body, content_type=content_type)
-        assert answer.status_code == status
-        assert answer.get_json()["error_type"] == "validation"
 
 
 def test_unknown_fields_and_nulls_are_ignored(client: FlaskClient) -> None:
@@ -307,38 +315,6 @@ def test_info_returns_the_limits(client: FlaskClient) -> None:
     assert (told["max_best_of"], told["max_stop_sequences"]) == (2, 4)
     assert told["max_concurrent_requests"] == 32 + 1024
     assert client.get("/").status_code == 200
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-_names = st.sampled_from([*Parameters.model_fields, "other"])
-
-
-@given(
-    path=st.sampled_from([*PATHS, "/tokenize"]),
-    inputs=_json | st.text(max_size=9),
-    parameters=_json | st.dictionaries(_names, _json, max_size=9),
-    stream=_json,
-)
-def test_any_json_is_answered_or_refused_with_a_sentence(
-    client: FlaskClient, path: str, inputs: object, parameters: object, stream: object
-) -> None:
-    body = json.dumps({"inputs": inputs, "parameters": parameters, "stream": stream})
-    answer = client.post(path, data=body, content_type="application/json")
-    assert answer.status_code in (200, 422)
-    if answer.status_code == 422:
-        told = answer.get_json()
-        assert told.keys() == {"error", "error_type"}
-        assert told["error_type"] == "validation"
-        assert len(told["error"]) < 4000
-        assert "\n" not in told["error"]
-    else:
-        answer.get_data()
 
 
 @given(

@@ -9,9 +9,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config import Config
-from tests.api.conftest import serving
-from tests.api.openai.openai_calls import CONTEXT, is_error
+from tests.support.openai_calls import CONTEXT, is_error
 
 USER = [{"role": "user", "content": "hé!"}]
 CONVERSATION = "User: hé!\n"
@@ -78,12 +76,6 @@ def test_invalid_requests_of_openais_clients_are_refused_in_openais_shape(
     client: FlaskClient, path: str, fields: dict[str, Any], status: int, param: str
 ) -> None:
     is_error(client.post(path, json=fields), status, param)
-
-
-def test_detokenize_has_openais_errors_also_for_a_wrong_method_and_a_missing_key() -> None:
-    with serving(Config(mode="dynamic", api_key="secret")) as client:
-        is_error(client.get("/detokenize", headers={"Authorization": "Bearer secret"}), 405)
-        is_error(client.post("/detokenize", json={"tokens": [1]}), 401)
 
 
 @pytest.mark.parametrize(

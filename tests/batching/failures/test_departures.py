@@ -16,7 +16,7 @@ from scheduling.policies.orca import Orca
 from seams import Plan, Request, View
 from tests.batching.modes import MODES, Mode, every, every_mode
 from tests.batching.virtual import Books, World, check_closed
-from tests.hash_model import HashModel
+from tests.support.hash_model import HashModel
 
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES
 

@@ -15,7 +15,7 @@ from requested import Sampling
 from scheduling.policies.orca import Orca
 from seams import Plan, View
 from tests.batching.virtual import Books
-from tests.hash_model import HashModel
+from tests.support.hash_model import HashModel
 
 
 def manager_of(model: HashModel, max_batch_size: int = 1) -> BatchingManager:

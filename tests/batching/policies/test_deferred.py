@@ -24,8 +24,8 @@ from tests.batching.modes import ADMISSIONS, MODES, POLICIES, Mode, every, every
 from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.virtual import TICK_S, World, Wrapped, check_closed
 from tests.examples import examples
-from tests.hash_model import virtual_duration_s
 from tests.scheduling.law import Law
+from tests.support.hash_model import virtual_duration_s
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0])
 WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {

@@ -18,8 +18,8 @@ from client.load.deferred import JobRun, job_lines, split
 from client.load.http.target import parse_target
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from tests.server.hash_app import STEP_S
-from tests.server.process import Server, serving
+from tests.support.hash_app import STEP_S
+from tests.support.process import Server, serving
 
 LOAD = ["--numsamples", "30", "--rate", "100", "--output-tokens", "choice:5"]
 

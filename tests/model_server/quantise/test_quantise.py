@@ -19,7 +19,7 @@ from runtime.executor import Executor
 from serving.config import Config
 from tests.model_server.served import connected, unix
 from tests.model_server.test_shards import generate
-from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
+from tests.support.process import ROOT, environment, free_port, spawned, wait_ready
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import requests
 from openai import OpenAI
 
 from tests.router.conftest import Farm, RouterProcess, until
-from tests.server.batches.jobs import ended, line, outcome, require_answers, submitted
-from tests.server.process import PATIENCE_S, Server, closed_at_end, serving
+from tests.support.official import ended, line, outcome, require_answers, submitted
+from tests.support.process import PATIENCE_S, Server, closed_at_end, serving
 
 Start = Callable[..., RouterProcess]
 TOKENS = 4

@@ -9,8 +9,8 @@ import pytest
 
 from api.document.paths import OPERATIONS
 from tests.router.conftest import TIMEOUT_S, RouterProcess
-from tests.server.process import Server, closed_at_end, serving
-from tests.server.wire import all_of
+from tests.support.process import Server, closed_at_end, serving
+from tests.support.wire import all_of
 
 ASKED = b'{"prompt": "a", "max_tokens": 1}'
 TRICKS = {

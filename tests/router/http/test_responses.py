@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from router.rules.responses import mark_of
 from tests.router.conftest import RouterProcess
-from tests.server.process import PATIENCE_S, Server, closed_at_end, serving
+from tests.support.process import PATIENCE_S, Server, closed_at_end, serving
 
 Start = Callable[..., RouterProcess]
 FIELDS: Any = {"model": "embedded", "input": "x", "max_output_tokens": 3}

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.router.conftest import Farm, RouterProcess, until
-from tests.server.process import PATIENCE_S, serving
+from tests.support.process import PATIENCE_S, serving
 
 Start = Callable[..., RouterProcess]
 Shared = tuple[RouterProcess, str]

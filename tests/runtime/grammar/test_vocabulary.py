@@ -18,7 +18,7 @@ from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
 from runtime.grammar.vocabulary import SLICES
 from tests.runtime.grammar.schemas import schemas
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 

@@ -15,8 +15,8 @@ import runtime.linear.layers
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.linear.choice import Offer, choose, is_batch_invariant, pack_linears
 from runtime.linear.layers import Int8Linear, Precision, variants
-from tests.forked import Forked
-from tests.server.process import free_port
+from tests.support.forked import Forked
+from tests.support.process import free_port
 
 SHAPES = [(32, 48), (32, 96)]
 

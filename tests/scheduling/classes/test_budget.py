@@ -22,9 +22,9 @@ from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
-from tests.hash_model import virtual_duration_s
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, batches, carried_out, queues, view
+from tests.support.hash_model import virtual_duration_s
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())

@@ -26,7 +26,7 @@ MODEL = "smollm2"
 KEY = "sk-of-the-proxy-of-this-test"
 ASKED = "How is the weather in Paris?"
 USER: Any = {"role": "user", "content": ASKED}
-LIMITS: Any = {"temperature": 0, "max_tokens": 40}
+LIMITS: Any = {"temperature": 0, "max_tokens": 80}
 DESCRIPTION = "The weather of a city."
 PARAMETERS: Any = {
     "type": "object",
@@ -365,5 +365,11 @@ CLIENTS: dict[str, Callable[[str], Told]] = {
     if name.startswith("with_")
 }
 
+
+def told(name: str, url: str) -> dict[str, Any]:
+    """What the client of this name understood."""
+    return asdict(CLIENTS[name](url))
+
+
 if __name__ == "__main__":
-    print(json.dumps(asdict(CLIENTS[sys.argv[1]](sys.argv[2]))))
+    print(json.dumps(told(sys.argv[1], sys.argv[2])))

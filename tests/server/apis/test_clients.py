@@ -18,10 +18,10 @@ import pytest
 from benchmarks.peers.environments import BUILD
 from client.load.servers.processes import started
 from tests.server.apis import clients
-from tests.server.hash_app import ANSWER, CONTEXT
-from tests.server.process import serving
 from tests.server.test_smollm2 import START_S
 from tests.smollm2 import FILE, NO_NETWORK
+from tests.support.hash_app import ANSWER, CONTEXT
+from tests.support.process import serving
 
 PYTHON: Mapping[str, Sequence[str]] = {
     "openai": ["openai==3.57.0"],

@@ -24,8 +24,8 @@ from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
 from tests.peers import installed
-from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
 from tests.smollm2 import FILE
+from tests.support.process import ROOT, environment, free_port, spawned, wait_ready
 from text.gguf_vocabulary import _Vocabulary
 from text.vocabulary import load_tokenizer, read_metadata
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api.document.paths import OPERATIONS
-from tests.server.process import PATIENCE_S, Server, serving
+from tests.support.process import PATIENCE_S, Server, serving
 
 KEY = "sesame"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

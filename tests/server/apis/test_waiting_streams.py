@@ -11,22 +11,19 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 import requests
-from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import GenerationError
-from openai import OpenAI
 
-from tests.server.hash_app import FAIL_ON, HOLD
-from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving
+from tests.support.dialects import NATIVE, OPENAI, TGI, body
+from tests.support.hash_app import FAIL_ON, HOLD
+from tests.support.official import official, tgis
+from tests.support.process import PATIENCE_S, Server, clients, serving
 
 HEARTBEAT_S = 0.05
 USER: Any = [{"role": "user", "content": "x"}]
 COMMENT = b": waiting"
-PATHS: Mapping[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "x", "max_tokens": 5},
-    "/v1/chat/completions": {"messages": USER, "max_tokens": 5},
-    "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": 5}},
-    "/inference": {"prompt": "x", "num_tokens": 5},
-}
+BODIES = {path: body(path, tokens=5, stream=True) for path in (NATIVE, *OPENAI)}
+BODIES["/generate_stream"] = body(TGI, tokens=5)
 
 
 class Held(NamedTuple):
@@ -36,26 +33,27 @@ class Held(NamedTuple):
     hold: Path
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
-    folder = tmp_path_factory.mktemp("waiting")
-    hold = folder / "hold"
-    with serving(folder, hash_model={HOLD: hold}, stream_heartbeat=HEARTBEAT_S) as server:
-        yield Held(server, hold)
-
-
 @contextmanager
-def released(hold: Path) -> Iterator[None]:
+def holding(folder: Path, **model: object) -> Iterator[Held]:
     """Iterations continue in any case: comments would keep a failed test's streams open."""
+    hold = folder / "hold"
     try:
-        yield
+        with serving(
+            folder, hash_model={HOLD: hold, **model}, stream_heartbeat=HEARTBEAT_S
+        ) as server:
+            yield Held(server, hold)
     finally:
         hold.unlink(missing_ok=True)
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    with holding(tmp_path_factory.mktemp("waiting")) as held:
+        yield held
+
+
 def stream_of(server: Server, path: str) -> requests.Response:
-    body = {**PATHS[path], **({} if path == "/generate_stream" else {"stream": True})}
-    return requests.post(server.url + path, json=body, stream=True, timeout=PATIENCE_S)
+    return requests.post(server.url + path, json=BODIES[path], stream=True, timeout=PATIENCE_S)
 
 
 def read_comments(lines: Iterator[bytes], number: int) -> None:
@@ -66,10 +64,10 @@ def read_comments(lines: Iterator[bytes], number: int) -> None:
         assert next(lines) == b""
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BODIES)
 def test_while_a_stream_waits_comments_are_sent(held: Held, path: str) -> None:
     held.hold.touch()
-    with released(held.hold), closing(stream_of(held.server, path)) as answer:
+    with closing(stream_of(held.server, path)) as answer:
         assert answer.status_code == 200
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         lines = answer.iter_lines()
@@ -80,93 +78,70 @@ def test_while_a_stream_waits_comments_are_sent(held: Held, path: str) -> None:
     assert all(line.startswith(b"data:") for line in rest)
 
 
-def openai_client(url: str) -> OpenAI:
-    return closed_at_end(
-        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
-    )
+FIELDS: Any = {"model": "embedded", "stream": True, "seed": 1, "max_tokens": 9}
 
 
-def openai_completion(url: str) -> str:
-    client = openai_client(url)
-    fields: Any = {"model": "embedded", "prompt": "x", "seed": 1, "max_tokens": 9}
-    return "".join(e.choices[0].text for e in client.completions.create(stream=True, **fields))
+def completion(server: Server) -> str:
+    stream: Any = official(server).completions.create(prompt="x", **FIELDS)
+    return "".join(event.choices[0].text for event in stream)
 
 
-def openai_chat(url: str) -> str:
-    client = openai_client(url)
-    fields: Any = {"model": "embedded", "messages": USER, "seed": 1, "max_tokens": 9}
-    stream = client.chat.completions.create(stream=True, **fields)
+def chat(server: Server) -> str:
+    stream: Any = official(server).chat.completions.create(messages=USER, **FIELDS)
     return "".join(event.choices[0].delta.content or "" for event in stream)
 
 
-def tgi(url: str) -> str:
-    client = closed_at_end(InferenceClient(model=url, timeout=PATIENCE_S))
-    return "".join(client.text_generation("x", stream=True, max_new_tokens=9))
+def tgi(server: Server) -> str:
+    return "".join(tgis(server).text_generation("x", stream=True, max_new_tokens=9))
 
 
-def tgi_async(url: str) -> str:
+def hub_chat(server: Server) -> str:
+    stream: Any = tgis(server).chat_completion(USER, **FIELDS)
+    return "".join(event.choices[0].delta.content or "" for event in stream)
+
+
+def in_async(server: Server) -> str:
     async def ask() -> str:
-        async with AsyncInferenceClient(model=url, timeout=PATIENCE_S) as client:
+        async with AsyncInferenceClient(model=server.url, timeout=PATIENCE_S) as client:
             stream = await client.text_generation("x", stream=True, max_new_tokens=9)
             return "".join([text async for text in stream])
 
     return asyncio.run(ask())
 
 
-def hub_chat(url: str) -> str:
-    client = closed_at_end(InferenceClient(base_url=f"{url}/v1", timeout=PATIENCE_S))
-    stream = client.chat_completion(USER, model="embedded", stream=True, seed=1, max_tokens=9)
-    return "".join(event.choices[0].delta.content or "" for event in stream)
-
-
-def hub_chat_async(url: str) -> str:
-    async def ask() -> str:
-        async with AsyncInferenceClient(base_url=f"{url}/v1", timeout=PATIENCE_S) as client:
-            stream = await client.chat_completion(
-                USER, model="embedded", stream=True, seed=1, max_tokens=9
-            )
-            return "".join([event.choices[0].delta.content or "" async for event in stream])
-
-    return asyncio.run(ask())
-
-
-OFFICIAL = (openai_completion, openai_chat, tgi, tgi_async, hub_chat, hub_chat_async)
+OFFICIAL = (completion, chat, tgi, hub_chat, in_async)
 
 
 def test_official_clients_read_a_stream_with_comments_as_one_without(held: Held) -> None:
     held.hold.touch()
-    with clients(len(OFFICIAL)) as call, released(held.hold):
-        texts = [call(OFFICIAL[0], held.server.url)]
+    with clients(len(OFFICIAL)) as call:
+        texts = [call(OFFICIAL[0], held.server)]
         held.server.reaches(running=1)  # all others wait for the second iteration
-        texts += [call(ask, held.server.url) for ask in OFFICIAL[1:]]
+        texts += [call(ask, held.server) for ask in OFFICIAL[1:]]
         held.server.reaches(running=1, waiting=len(OFFICIAL) - 1)
         # it came after them, so each of them has been sent comments as well
-        with closing(stream_of(held.server, "/inference")) as last:
+        with closing(stream_of(held.server, NATIVE)) as last:
             read_comments(last.iter_lines(), 3)
             held.hold.unlink()
-        assert [text.result() for text in texts] == [ask(held.server.url) for ask in OFFICIAL]
+        assert [text.result() for text in texts] == [ask(held.server) for ask in OFFICIAL]
+
+
+ERRORS: Mapping[Callable[[Server], str], type[Exception]] = {
+    completion: openai.APIError,
+    chat: openai.APIError,
+    tgi: GenerationError,
+    in_async: GenerationError,
+}
 
 
 def test_a_failure_after_a_comment_is_an_error_of_the_official_clients(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    expected: list[tuple[Callable[[str], str], type[Exception]]] = [
-        (openai_completion, openai.APIError),
-        (openai_chat, openai.APIError),
-        (tgi, GenerationError),
-        (tgi_async, GenerationError),
-    ]
-    steps: dict[str, object] = {HOLD: hold, FAIL_ON: "2"}
-    with (
-        serving(tmp_path, hash_model=steps, stream_heartbeat=HEARTBEAT_S) as server,
-        clients(1 + len(expected)) as call,
-        released(hold),
-    ):
+    with holding(tmp_path, **{FAIL_ON: "2"}) as (server, hold), clients(1 + len(ERRORS)) as call:
+        hold.touch()
         first = call(server.ask, "x", 1)
         server.reaches(running=1)  # all others are in the second iteration
-        answers = [(call(ask, server.url), error) for ask, error in expected]
-        server.reaches(running=1, waiting=len(expected))
-        with closing(stream_of(server, "/inference")) as last:
+        answers = [(call(ask, server), error) for ask, error in ERRORS.items()]
+        server.reaches(running=1, waiting=len(ERRORS))
+        with closing(stream_of(server, NATIVE)) as last:
             read_comments(last.iter_lines(), 3)
             hold.unlink()
         assert first.result().status_code == 200

@@ -15,7 +15,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.server.batches.jobs import (
+from tests.support.hash_app import STEP_S
+from tests.support.official import (
     FINAL,
     done,
     ended,
@@ -26,8 +27,7 @@ from tests.server.batches.jobs import (
     require_answers,
     submitted,
 )
-from tests.server.hash_app import STEP_S
-from tests.server.process import Server, free_port, serving
+from tests.support.process import Server, free_port, serving
 
 TOKENS = 6
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from tests.deferred.postgres import Postgres
-from tests.server.batches.jobs import (
+from tests.support.hash_app import STEP_S
+from tests.support.official import (
     done,
     ended,
     jobs_of,
@@ -22,8 +23,7 @@ from tests.server.batches.jobs import (
     require_answers,
     submitted,
 )
-from tests.server.hash_app import STEP_S
-from tests.server.process import Server, eventually, serving
+from tests.support.process import Server, eventually, serving
 
 TOKENS = 10
 

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from serving.config import MODES
-from tests.server.batches.jobs import (
+from tests.support.hash_app import FAIL_ON, STEP_S
+from tests.support.official import (
     done,
     ended,
     expected,
@@ -23,8 +24,7 @@ from tests.server.batches.jobs import (
     require_answers,
     submitted,
 )
-from tests.server.hash_app import FAIL_ON, STEP_S
-from tests.server.process import Server, eventually, free_port, serving
+from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.server.hash_app import STEP_S
-from tests.server.process import (
+from tests.support.hash_app import STEP_S
+from tests.support.process import (
     PATIENCE_S,
     Server,
     clients,
@@ -21,7 +21,7 @@ from tests.server.process import (
     eventually,
     serving,
 )
-from tests.server.wire import all_of, head
+from tests.support.wire import all_of, head
 
 MIB = 2**20
 MOST = MIB + MIB // 4  # of all bodies together

@@ -18,9 +18,9 @@ import pytest
 import requests
 
 from engine.failures import FAILURES_IN_A_ROW
-from tests.server.batches.jobs import official
-from tests.server.hash_app import ENDLESS, FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
-from tests.server.process import (
+from tests.support.hash_app import ENDLESS, FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
+from tests.support.official import official
+from tests.support.process import (
     PATIENCE_S,
     Server,
     clients,

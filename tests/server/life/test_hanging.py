@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,18 @@ import requests
 
 from app import POLICY_FOLDER
 from serving.thread import FAILED
-from tests.server.hash_app import ENDLESS, HOLD, LEAST_S
-from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
+from tests.support.dialects import NATIVE, OPENAI, TGI, body
+from tests.support.hash_app import ENDLESS, HOLD, LEAST_S
+from tests.support.process import PATIENCE_S, Server, clients, eventually, serving
 
 TIMEOUT_S = 1.5
-CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
 CALLS = {
-    "inference": ("/inference", {"prompt": "x", "num_tokens": 9}),
-    "stream of inference": ("/inference", {"prompt": "x", "num_tokens": 9, "stream": True}),
-    "openai": ("/v1/completions", {"prompt": "x", "max_tokens": 9, "n": 2}),
-    "stream of openai": ("/v1/chat/completions", {**CHAT, "stream": True}),
-    "tgi": ("/generate", {"inputs": "x"}),
-    "stream of tgi": ("/generate_stream", {"inputs": "x"}),
+    "inference": (NATIVE, body(NATIVE)),
+    "stream of inference": (NATIVE, body(NATIVE, stream=True)),
+    "openai": (OPENAI[0], body(OPENAI[0], n=2)),
+    "stream of openai": (OPENAI[1], body(OPENAI[1], stream=True)),
+    "tgi": (TGI, body(TGI)),
+    "stream of tgi": ("/generate_stream", body(TGI)),
 }
 POLICY = """
 import os, time
@@ -46,8 +45,8 @@ def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, dict[st
     return {"hash_model": {**env, POLICY_FOLDER: tmp_path}, "policy": "hanging:Hanging"}  # type: ignore[dict-item]
 
 
-def send(server: Server, path: str, body: dict[str, object]) -> requests.Response:
-    return requests.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
+def send(server: Server, path: str, asked: dict[str, object]) -> requests.Response:
+    return requests.post(f"{server.url}{path}", json=asked, timeout=PATIENCE_S)
 
 
 def test_requests_past_their_limit_get_504_while_the_server_hangs_and_it_continues(
@@ -73,26 +72,22 @@ def test_requests_past_their_limit_get_504_while_the_server_hangs_and_it_continu
         assert counts["received"] == counts["completed"] + failed
 
 
-def events(response: requests.Response) -> Iterator[dict[str, object]]:
-    for line in response.iter_lines():
-        if line.startswith(b"data: "):
-            yield json.loads(line[6:])
-
-
 def test_a_stream_whose_server_hangs_ends_with_an_error_at_its_limit(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     env = {HOLD: hold, ENDLESS: 1, "HASH_STEP_S": 0.02}
     with serving(tmp_path, hash_model=env, request_timeout=2 * TIMEOUT_S) as server:
-        body = {"prompt": "x", "num_tokens": 1000, "stream": True}
         with requests.post(
-            f"{server.url}/inference", json=body, stream=True, timeout=PATIENCE_S
+            f"{server.url}{NATIVE}",
+            json=body(NATIVE, tokens=1000, stream=True),
+            stream=True,
+            timeout=PATIENCE_S,
         ) as response:
-            told = events(response)
-            assert "text" in next(told)
+            lines = response.iter_lines()
+            assert next(lines).startswith(b'data: {"text"')
             hold.touch()
-            *_, last = told
+            *_, last = [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")]
         assert response.status_code == 200
-        assert "--request-timeout" in str(last["error"])
+        assert "--request-timeout" in last["error"]
         hold.unlink()
         server.reaches(running=0, failed=1)
 

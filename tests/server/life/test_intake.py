@@ -9,9 +9,9 @@ from pathlib import Path
 import requests
 
 from api.http.worker.intake import handled_at_once
-from tests.server.hash_app import HOLD, STEP_S
-from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
-from tests.server.wire import post
+from tests.support.hash_app import HOLD, STEP_S
+from tests.support.process import PATIENCE_S, Server, clients, connected, eventually, serving
+from tests.support.wire import post
 
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8

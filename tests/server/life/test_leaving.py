@@ -5,32 +5,36 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serving.config import MODES
-from tests.server.hash_app import HOLD, HURRY, STEP_S
-from tests.server.process import Server, serving
-from tests.server.wire import send
+from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
+from tests.support.hash_app import ENDLESS, HURRY, STEP_S
+from tests.support.process import Server, serving
+from tests.support.wire import send
+
+BATCH = 4
 
 
-@pytest.fixture(scope="module", params=MODES)
-def one_place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Whose generations end when they are complete, cancelled or stopped."""
     folder = tmp_path_factory.mktemp("leaving")
-    with serving(folder, request.param, {STEP_S: 0.02}, max_batch_size=1, max_wait_ms=0) as server:
+    options: dict[str, Any] = {"hash_model": {STEP_S: 0.02, ENDLESS: "1"}}
+    with serving(folder, max_batch_size=BATCH, **options) as server:
         yield server
 
 
 @pytest.fixture
-def before(one_place: Server) -> dict[str, int]:
-    one_place.reaches(waiting=0, running=0)
-    return one_place.counts()
+def before(endless: Server) -> int:
+    """How many had left."""
+    endless.reaches(waiting=0, running=0)
+    return endless.counts()["cancelled"]
 
 
-def begin(server: Server, *, stream: bool, num_tokens: int = 1000) -> socket.socket:
-    return send(server, "/inference", prompt="x", num_tokens=num_tokens, stream=stream)
+def begin(server: Server, path: str = NATIVE, tokens: int = 1000, **fields: Any) -> socket.socket:
+    return send(server, path, **body(path.removesuffix("_stream"), "x", tokens, **fields))
 
 
 def read_answer(client: socket.socket) -> bytes:
@@ -46,70 +50,67 @@ def read_answer(client: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + body
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_that_leaves_while_running_frees_its_place(
-    one_place: Server, before: dict[str, int], stream: bool
+@pytest.mark.parametrize(
+    ("path", "fields", "generations"),
+    [
+        (NATIVE, {}, 1),
+        (NATIVE, {"stream": True}, 1),
+        (OPENAI[0], {"n": 2}, 2),
+        (OPENAI[1], {"n": 4, "stream": True}, 4),
+        (RESPONSES, {}, 1),
+        (RESPONSES, {"stream": True}, 1),
+        (TGI, {}, 1),
+        (TGI, {"stop": ["never"]}, 1),
+        (TGI, {"best_of": 2, "do_sample": True}, 2),
+        ("/generate_stream", {}, 1),
+    ],
+)
+def test_one_that_leaves_while_running_frees_all_it_held(
+    endless: Server, before: int, path: str, fields: dict[str, Any], generations: int
 ) -> None:
-    client = begin(one_place, stream=stream)
-    one_place.reaches(running=1)
+    client = begin(endless, path, 900, **fields)
+    endless.reaches(running=generations)
     client.close()
-    one_place.reaches(running=0, cancelled=before["cancelled"] + 1)
-    assert one_place.ask("next", 1).status_code == 200
+    endless.reaches(running=0, cancelled=before + generations)
+    assert endless.ask("next", 1).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_that_leaves_the_queue_is_never_run(
-    one_place: Server, before: dict[str, int], stream: bool
-) -> None:
-    running = begin(one_place, stream=False)
-    one_place.reaches(running=1)
-    queued = begin(one_place, stream=stream)
-    one_place.reaches(running=1, waiting=1)
+def test_one_that_leaves_the_queue_is_never_run(endless: Server, before: int, stream: bool) -> None:
+    running = begin(endless, OPENAI[0], 900, n=BATCH)
+    endless.reaches(running=BATCH)
+    queued = begin(endless, stream=stream)
+    endless.reaches(running=BATCH, waiting=1)
     queued.close()
-    one_place.reaches(running=1, waiting=0, cancelled=before["cancelled"] + 1)
+    endless.reaches(running=BATCH, waiting=0, cancelled=before + 1)
     running.close()
-    one_place.reaches(running=0, cancelled=before["cancelled"] + 2)
+    endless.reaches(running=0, cancelled=before + 1 + BATCH)
 
 
-def test_one_that_leaves_in_the_middle_of_a_stream_is_noticed(
-    one_place: Server, before: dict[str, int]
-) -> None:
-    client = begin(one_place, stream=True)
+def test_one_that_leaves_in_the_middle_of_a_stream_is_noticed(endless: Server, before: int) -> None:
+    client = begin(endless, stream=True)
     assert b"data:" in client.recv(4096) + client.recv(4096)
     client.close()
-    one_place.reaches(running=0, cancelled=before["cancelled"] + 1)
-
-
-def test_one_that_leaves_during_prefill_frees_its_place(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    with serving(tmp_path, hash_model={STEP_S: 0.5, HOLD: hold}) as server:
-        client = begin(server, stream=False)
-        server.reaches(running=1)
-        assert server.stats()["batch-size"]["max"] == 0  # the first iteration has not ended
-        client.close()
-        hold.unlink()
-        server.reaches(running=0, cancelled=1)
-        assert server.stats()["total-tokens-handled"] <= 2
+    endless.reaches(running=0, cancelled=before + 1)
 
 
 def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
-    one_place: Server, before: dict[str, int]
+    endless: Server, before: int
 ) -> None:
-    client = begin(one_place, num_tokens=20, stream=False)
+    client = begin(endless, tokens=20)
     client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n")
     with client:
         received = b""
         while b'"ready"' not in received:
             received += client.recv(65536)
     assert b'"num_tokens":20' in received
-    assert one_place.counts()["cancelled"] == before["cancelled"]
+    assert endless.counts()["cancelled"] == before
 
 
 def test_the_others_in_its_batch_do_not_notice(tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     with serving(tmp_path, hash_model={STEP_S: 0.02, HURRY: hurry}) as server:
-        stays = begin(server, stream=False)
+        stays = begin(server)
         leaves = [begin(server, stream=stream) for stream in (True, False, True)]
         server.reaches(running=4)
         for client in leaves:

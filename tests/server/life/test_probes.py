@@ -9,9 +9,9 @@ from pathlib import Path
 
 import requests
 
-from tests.hashed import reference
-from tests.server.hash_app import HOLD, NO_THREADS, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
+from tests.support.hash_app import HOLD, NO_THREADS, byte_tokenizer
+from tests.support.hashed import reference
+from tests.support.process import PATIENCE_S, Server, clients, eventually, serving
 
 LONG_S = 3600.0
 PROBES = 150  # more than twice the number after which such clients stop four threads

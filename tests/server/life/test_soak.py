@@ -9,10 +9,10 @@ import pytest
 import requests
 
 from serving.config import MODES
-from tests.server.hash_app import STEP_S
-from tests.server.process import Server, clients, serving
-from tests.server.test_serving import expected
-from tests.server.wire import send
+from tests.api.test_serving import expected
+from tests.support.hash_app import STEP_S
+from tests.support.process import Server, clients, serving
+from tests.support.wire import send
 
 REQUESTS = 20_000
 CLIENTS = 150

@@ -14,9 +14,9 @@ import pytest
 import requests
 
 from api.jobs.files import MOST_AT_ONCE
-from tests.server.hash_app import STEP_S
-from tests.server.process import PATIENCE_S, Server, connected, serving
-from tests.server.wire import all_of, post
+from tests.support.hash_app import STEP_S
+from tests.support.process import PATIENCE_S, Server, connected, serving
+from tests.support.wire import all_of, post
 
 TIMEOUT_S = 3.0
 BEAT_S = 0.1  # of a slow client

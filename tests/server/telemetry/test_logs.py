@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import requests
 
-from tests.server.hash_app import FAIL_ON, STEP_S
-from tests.server.process import PATIENCE_S, Server, eventually, serving
-from tests.server.wire import send
+from tests.support.hash_app import FAIL_ON, STEP_S
+from tests.support.process import PATIENCE_S, Server, eventually, serving
+from tests.support.wire import send
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from model_server.wire import messages
 from requested import Sampling
 from seams import Opening, Step
 from telemetry.tracing import start_tracing
-from tests.hash_model import HashModel
 from tests.router.conftest import RouterProcess
-from tests.server.process import PATIENCE_S, serving
+from tests.support.hash_model import HashModel
+from tests.support.process import PATIENCE_S, serving
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.server.hash_app import byte_tokenizer
+from tests.support.hash_app import byte_tokenizer
 from tests.text.test_chat import hub_tokenizer
 from text.chat import ChatTemplate, load_chat_template
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm

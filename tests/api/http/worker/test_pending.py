@@ -15,7 +15,7 @@ from api.http.worker.intake import ARRIVED_S
 from api.stream import event_stream
 from app import create_app
 from serving.config import Config
-from tests.server.hash_app import byte_tokenizer, load
+from tests.support.hash_app import byte_tokenizer, load
 
 CONTEXT = 10
 TOO_LONG = {"prompt": "x" * CONTEXT, "num_tokens": 1}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seams import Outcome
-from tests.hash_model import HashModel, _Iteration
-from tests.hashed import VOCAB_SIZE
+from tests.support.hash_model import HashModel, _Iteration
+from tests.support.hashed import VOCAB_SIZE
 
 END_ID = VOCAB_SIZE - 1
 

@@ -1,4 +1,5 @@
-"""Batch jobs on real servers: their lines, how to follow them, and what must come out."""
+"""Official clients of real servers, and batch jobs through them: their lines, how to follow them,
+and what must come out."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import requests
+from huggingface_hub import InferenceClient
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.hashed import reference
-from tests.server.hash_app import END_ID, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, closed_at_end, eventually
+from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.hashed import reference
+from tests.support.process import PATIENCE_S, Server, closed_at_end, eventually
 from text.tokenizer import Detokenizer
 
 FINAL = ("completed", "failed", "expired", "cancelled")
@@ -29,6 +31,10 @@ def official(server: Server, **options: Any) -> OpenAI:
         **{"api_key": "none", **options},
     )
     return closed_at_end(client)
+
+
+def tgis(server: Server) -> InferenceClient:
+    return closed_at_end(InferenceClient(model=server.url, timeout=PATIENCE_S))
 
 
 def line(number: int, **body: Any) -> Json:

@@ -3,8 +3,8 @@
 Every position of a block holds the hash of the tokens up to it, as keys and values depend on all
 before them. A sequence is computed from what its own blocks hold, so any cross-talk between
 requests, wrong position, or block that was given away too early becomes a wrong token within
-milliseconds, in every mode and under every policy; `reference` of `tests/hashed.py` says what a
-request would get if it were alone. With a constraint it gets up to `MOST_FORCED` of these tokens
+milliseconds, in every mode and under every policy; `reference` of `hashed.py` says what a request
+would get if it were alone. With a constraint it gets up to `MOST_FORCED` of these tokens
 together with a drawn one. Of the drafts that a step asks for, some are made, and some of these are
 right: `drafted_after` says how many. Under a constraint they end before a token that forces others.
 What is wrong stays in its blocks, as keys and values of rejected drafts do.
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from requested import Sampling, TokenLogprobs
 from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
-from tests.hashed import VOCAB_SIZE, absorb, choose, drafted, forced, logprobs_of
+from tests.support.hashed import VOCAB_SIZE, absorb, choose, drafted, forced, logprobs_of
 
 
 def virtual_duration_s(rows: float, positions: float) -> float:

@@ -6,7 +6,7 @@ import json
 import socket
 from typing import Any
 
-from tests.server.process import Server, connected
+from tests.support.process import Server, connected
 
 
 def head(path: str, length: int, *lines: str) -> bytes:

@@ -18,9 +18,9 @@ from loading import LoadedModel, LoadError
 from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import find_remote_model
-from tests.hash_model import HashModel
-from tests.hashed import VOCAB_SIZE
-from tests.scripted_model import ScriptedModel
+from tests.support.hash_model import HashModel
+from tests.support.hashed import VOCAB_SIZE
+from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
@@ -31,7 +31,6 @@ HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
-UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 ANSWER = "HASH_ANSWER"  # a file: what every request is answered with
 CONTEXT = "HASH_CONTEXT"  # tokens
@@ -69,7 +68,6 @@ def load(config: Config) -> LoadedModel:
             model.step_s = 0.0
 
     model.before_iteration = pace
-    model.info = replace(model.info, unused_gpu=os.environ.get(UNUSED_GPU))
     return model
 
 

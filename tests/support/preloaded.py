@@ -2,5 +2,5 @@
 
 from importlib import import_module
 
-for name in ("gunicorn.app.wsgiapp", "tests.server.hash_app", "router.service"):
+for name in ("gunicorn.app.wsgiapp", "tests.support.hash_app", "router.service"):
     import_module(name)

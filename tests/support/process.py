@@ -19,10 +19,10 @@ import psutil
 import requests
 
 from serving.config import Config
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HASH_APP = "tests.server.hash_app:make_app()"
+HASH_APP = "tests.support.hash_app:make_app()"
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 
