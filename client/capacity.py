@@ -65,15 +65,17 @@ class Search:
         system, server = self.found.system, self.fleet.server(self.found.system)
         workload = make(recipe, self.fleet.words)
         title = f"seed {seed}, {rate:.3g} requests/s"
-        share = self.found.share
+        share, objectives = self.found.share, self.found.objectives
+        assert objectives is not None  # known before the first probe
         played: list[tuple[Measured, Backlog]] = []
         for _ in range(PLAYS):
             run = self.fleet.play(system, workload, title, drain_s=self.drain_s)
-            measured = measure(run, self.found.objectives)
+            measured = measure(run, objectives)
             verdict = judge(run, measured)
             if verdict.word == INVALID_CLIENT:
                 continue
-            if hidden := next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), ""):
+            hidden = next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), None)
+            if hidden and objectives != Objectives(e2e_s=objectives.e2e_s):
                 raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
             played.append((measured, verdict.backlog))
             if verdict.word == FAILED or evidence(played).decided(share):

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from client.analysis.comparison import results as results_of
 from client.analysis.comparison.results import Loss
 from client.analysis.comparison.summary import measured_together
 from client.analysis.objectives import Objectives
+from client.analysis.search import SearchError
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.comparison.runs import carry_out
@@ -31,6 +33,7 @@ from client.load.servers.system import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client import badserver
+from tests.client.analysis.made import outcome, run_of
 from tests.client.conftest import StartServer, command, system
 from tests.client.test_compare import apart, planned
 
@@ -309,6 +312,18 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
         assert not capacity.Search(found, fleet, None, 12).probe(0, 5000.0)
     assert [(p.passed, p.verdict) for p in found.probes] == [(False, "FAILED")]
+
+
+def test_a_server_that_hides_when_its_tokens_came_is_searched_by_e2e_only() -> None:
+    system = System("t", None, parse_target("tgi+http://127.0.0.1:1"))
+    found = Findings(system, RECIPE, Objectives(ttft_s=1.0, e2e_s=60.0), 0.9, 0.05)
+    run = run_of([outcome(i, at=i * 0.1, unplaced=5) for i in range(100)])
+    fleet: Any = SimpleNamespace(play=lambda *_, **__: run, server=lambda _: None, words=None)
+    search = capacity.Search(found, fleet, None, 12)
+    with pytest.raises(SearchError, match="without an event"):
+        search.probe(0, 50.0)
+    found.objectives = Objectives(e2e_s=60.0)
+    assert search.probe(0, 50.0)
 
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:

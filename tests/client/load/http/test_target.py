@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from client.analysis.gates import FAILED, VALID, judge
 from client.analysis.metrics import measure
-from client.load.http.dialects import Native, OpenAI, Tgi, counted
+from client.load.http.dialects import Native, OpenAI, counted
 from client.load.http.target import parse_target
 from client.load.play import play
 from client.load.servers.probing import adapted
@@ -121,14 +121,6 @@ def test_the_query_goes_into_every_body_as_json() -> None:
     assert body["max_tokens"] == 7
     assert body["service_tier"] == "flex"
     assert isinstance(target.dialect, OpenAI)
-
-
-def test_every_scheme_has_its_dialect() -> None:
-    assert isinstance(parse_target("http://h:1").dialect, Native)
-    assert isinstance(parse_target("t=tgi+https://h").dialect, Tgi)
-    assert parse_target("t=tgi+https://h").url == "https://h"
-    chat = parse_target("openai-chat+http://h?model=m").dialect
-    assert chat.path(stream=True) == "/v1/chat/completions"
 
 
 def test_deferred_requests_carry_their_class_and_deadline_to_this_projects_api() -> None:
