@@ -283,12 +283,12 @@ class BatchingManager(Front):
                 continue
             if inference.first_token_s is None:
                 life.prefill_tokens += step.num_tokens
-            drafts = outcome.drafts.get(i, NO_DRAFTS)
+            drafts = outcome.drafts.get(i, NO_DRAFTS) if outcome.drafts else NO_DRAFTS
             if tokens:
                 inference.receive(tokens, now_s, drafts)
             if drafts.computed and self.speculation is not None:
                 self.speculation.learn(inference, drafts)
-            if sharing or memory.shares(inference):
+            if sharing or (inference.group and memory.shares(inference)):
                 memory.share(inference, step.start + step.num_tokens + drafts.accepted)
             if tokens:
                 if inference.end is not None and own:

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -252,7 +253,7 @@ class ServerModel(Executor):
             if opens:
                 self.pool.clear(slice(first_block, first_block + count * row_blocks))
             attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
-        return Flat(tokens, positions.ravel(), ends, spans, attend)
+        return Flat(tokens, positions.ravel(), np.array(ends), spans, attend)
 
 
 class DynamicBatchingServerModel(Executor):
@@ -264,19 +265,23 @@ class DynamicBatchingServerModel(Executor):
         self, steps: Sequence[Step], rows: Sequence[KnownSequence], drafts: Guesses
     ) -> Flat:
         self._take_blocks(steps, rows)
-        tokens: list[int] = []
-        ends, spans = [], []
-        for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
-            start, first = step.start, len(tokens)
-            end = start + step.num_tokens
-            tokens += row.ids[start:end]
-            ends.append(len(tokens))
-            spans.append(Span(first, step.num_tokens, start, row.table))
-            if i in drafts:
-                for j, draft in enumerate(drafts[i]):
-                    spans.append(Span(len(tokens), 1, end + j, row.table))
-                    tokens.append(draft)
-        firsts, counts, starts, _ = zip(*spans, strict=True)
-        offsets = np.array(starts) - np.array(firsts)
-        positions = np.arange(len(tokens)) + offsets.repeat(counts)
-        return Flat(tokens, positions, ends, spans)
+        # column by column, which takes a third of the time of a loop over the rows
+        begins = [step.start for step in steps]
+        ids = [
+            row.ids[s.start : s.start + s.num_tokens] for s, row in zip(steps, rows, strict=True)
+        ]
+        tables = [row.table for row in rows]
+        own = np.arange(len(rows))  # of these, those that are no drafts
+        for i in sorted(drafts):
+            at, more, end = own[i] + 1, len(drafts[i]), begins[own[i]] + len(ids[own[i]])
+            ids[at:at] = [[draft] for draft in drafts[i]]
+            begins[at:at] = range(end, end + more)
+            tables[at:at] = [rows[i].table] * more
+            own[i + 1 :] += more
+        tokens = list(chain.from_iterable(ids))
+        counts = np.array(list(map(len, ids)))
+        ends = counts.cumsum()
+        firsts = ends - counts
+        positions = np.arange(len(tokens)) + (np.array(begins) - firsts).repeat(counts)
+        columns = zip(firsts.tolist(), counts.tolist(), begins, tables, strict=True)
+        return Flat(tokens, positions, ends[own], [tuple.__new__(Span, of) for of in columns])

@@ -123,7 +123,8 @@ class Inference:
     @property
     def done(self) -> bool:
         """No further token is wanted: it has ended, or its last token is in flight."""
-        return self.end is not None or self.generated == self.max_tokens
+        most = self.prompt_tokens + self.max_tokens
+        return self.end is not None or len(self.ids) + self.expected == most
 
     @property
     def predicted_tokens(self) -> int:
@@ -166,10 +167,12 @@ class Inference:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.ids += tokens
-        self.num_newest = len(tokens) - drafts.accepted
-        self.computed += drafts.accepted
-        self.accepted_drafts += drafts.accepted
-        self.rejected_drafts += drafts.computed - drafts.accepted
+        self.num_newest = len(tokens)
+        if drafts is not NO_DRAFTS:
+            self.num_newest -= drafts.accepted
+            self.computed += drafts.accepted
+            self.accepted_drafts += drafts.accepted
+            self.rejected_drafts += drafts.computed - drafts.accepted
         if tokens[-1] in self.end_ids:
             self.end = "stop"
         elif len(self.ids) == self.prompt_tokens + self.max_tokens:

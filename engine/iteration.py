@@ -113,15 +113,16 @@ def enter(
     steps: list[Step] = []
     for inference, num_tokens in (*advance, *((inference, 0) for inference in hold)):
         start = inference.computed
-        draw = start + num_tokens == inference.known and inference.end is None
-        blocks = new_blocks.get(inference.id, ())
-        # takes half the time of Step(...): 0.3 us less for each row
-        most = drafts.get(inference.id, 0)
-        steps.append(Step._make((inference.id, start, num_tokens, draw, blocks, 0, most)))
+        computed, known = start + num_tokens, len(inference.ids) + inference.expected
+        draw = computed == known and inference.end is None
+        blocks = new_blocks.get(inference.id, ()) if new_blocks else ()
+        most = drafts.get(inference.id, 0) if drafts else 0
+        # takes a third of the time of Step(...): 0.4 us less for each row
+        steps.append(tuple.__new__(Step, (inference.id, start, num_tokens, draw, blocks, 0, most)))
         batch.append(inference)
         if most:
             inference.guessing = True
-        inference.computed = start + num_tokens
+        inference.computed = computed
         inference.expected += draw
         inference.num_in_flight += 1
     return batch, steps

@@ -2,7 +2,7 @@
 
 import logging
 
-from web.json_lines import JsonFormatter
+from web.json_text import JsonFormatter
 
 LOGGER = logging.getLogger("router")
 

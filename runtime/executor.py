@@ -227,7 +227,7 @@ class Executor(ABC):
                 for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
             ]
         prompts = _prompts_to_score(steps, rows, flat.ends)
-        ends = np.array([flat.ends[i] - 1 for i in draws], dtype=np.int64)
+        ends = flat.ends[draws] - 1
         if drafts:
             ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
         kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
@@ -240,11 +240,10 @@ class Executor(ABC):
         found: list[Tensor] = []
         drawn: Tensor | None = None
         if drawing:
-            if before is not None and newest is not None and self._sampler.reads(known):
-                before.result()  # while the device computes this iteration
             # a GPU computes the layers meanwhile; all cores of a CPU have done so
             masks = masks_of(known, self.vocab_size)
-            drawn = self._sampler.draw(logits, known, masks)
+            learn = None if before is None or newest is None else before.result
+            drawn = self._sampler.draw(logits, known, masks, learn)
             found.append(drawn)
         if prompts:
             most = max(targets.alternatives for targets in prompts)
@@ -318,7 +317,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _prompts_to_score(
-    steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Sequence[int]
+    steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Counts
 ) -> list[Targets]:
     """Prompt tokens after the new positions that were not scored before."""
     targets = []
@@ -327,8 +326,7 @@ def _prompts_to_score(
             first = max(step.start, row.scored) + 1
             ahead = row.ids[first : min(step.start + step.num_tokens + 1, row.prompt_tokens)]
             if ahead:
-                at = (
-                    ends[i] - step.num_tokens + first - 1 - step.start
-                )  # the place before the first
+                # the place before the first
+                at = int(ends[i]) - step.num_tokens + first - 1 - step.start
                 targets.append(Targets(i, first, at, ahead, row.sampling.prompt_logprobs))
     return targets

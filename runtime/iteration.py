@@ -83,9 +83,6 @@ class KnownSequence:
         """Tokens were drawn at this place, where one may be in flight, and behind each draft.
         Returns what is known from then on, the accepted drafts, a token, and what follows from it,
         and the number of accepted drafts."""
-        if not drafts and self.matching is None:  # nearly always: the loop of all rows stays short
-            self.ids[at : at + 1] = drawn
-            return list(drawn), 0
         if self.matching is not None:
             with_mask = list(takewhile(lambda place: not place.failed, self.ahead))
             drafts = drafts[: len(with_mask)]
@@ -132,7 +129,7 @@ class Flat:
 
     tokens: Sequence[int]  # [N]
     positions: Counts  # [N]
-    ends: Sequence[int]  # where each step's known tokens end; its drafts follow
+    ends: Counts  # where each step's known tokens end; its drafts follow
     spans: Sequence[Span]
     attend: Attend | None = None  # None: the default of the device
 
@@ -155,13 +152,13 @@ class Launched:
     def expect(self) -> None:
         """The drawn tokens are in flight from now on, except after drafts: how many count is not
         known."""
-        rows, drafts, at = self.rows, self.drafts, 0
+        rows, drafts, at = self.rows, self.drafts, -1
         for i in self.drawing:
-            if i in drafts:
-                at += len(drafts[i])
+            if drafts and i in drafts:
+                at -= len(drafts[i])
             else:
-                rows[i].ids.append(-1 - at)
-            at += 1
+                rows[i].ids.append(at)
+            at -= 1
 
     def read(self, after_s: float) -> Outcome:
         """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
@@ -173,12 +170,18 @@ class Launched:
         if self.drawing:
             numbers, at = arrays.pop(0).tolist(), 0
             for i in self.drawing:
-                step, drafts = self.steps[i], self.drafts.get(i, ())
-                end = at + 1 + len(drafts)
-                drawn[i] = numbers[at:end]
+                step, row = self.steps[i], self.rows[i]
                 # a token is drawn where all known ones are computed
                 place = step.start + step.num_tokens
-                tokens[i], kept[i] = self.rows[i].receive(drafts, drawn[i], place)
+                if row.matching is None and i not in self.drafts:  # nearly always
+                    row.ids[place] = numbers[at]
+                    drawn[i] = tokens[i] = numbers[at : at + 1]
+                    at += 1
+                    continue
+                drafts = self.drafts.get(i, ())
+                end = at + 1 + len(drafts)
+                drawn[i] = numbers[at:end]
+                tokens[i], kept[i] = row.receive(drafts, drawn[i], place)
                 at = end
         new = [Targets(i, 0, 0, drawn[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)

@@ -25,8 +25,7 @@ from router.rules.messages.errors import Problem
 from router.rules.messages.request_body import RequestBody, parse_body, prefix_blocks
 from router.rules.request import Refusal, RoutedRequest
 from telemetry.tracing import Tracing
-from web.keys import bearer_key, is_valid
-from web.request_ids import HEADER, request_id
+from web.headers import HEADER, bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import is_
 from typing import Protocol
 
 import numpy as np
@@ -59,7 +60,8 @@ class Sampler:
     def __init__(self, *, kernel: bool = False) -> None:
         """`kernel`: whether Triton kernels draw, on a GPU or interpreted on a CPU."""
         self._kernel = kernel
-        self._rows: list[tuple[Sequence[int], Sampling]] = []
+        self._ids: list[Sequence[int]] = []
+        self._samplings: list[Sampling] = []
         self._known: list[int] = []
         self._batch: Batch | None = None
 
@@ -70,37 +72,36 @@ class Sampler:
             row = Opening(0, (0,), 1, sampling)
             Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
 
-    def draw(self, logits: Tensor, rows: Sequence[Known], masks: Masks | None = None) -> Tensor:
-        """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Sequence[Known],
+        masks: Masks | None = None,
+        learn: Callable[[], object] | None = None,
+    ) -> Tensor:
+        """logits `[R, V]` -> next tokens `[R]`. Does not change the logits. `learn`: is called if
+        the newest ids are needed, not only their number: for penalties of a batch to be staged."""
         known = [len(row.ids) for row in rows]
-        if self._batch is None or not self._continues(rows, known):
+        if self._batch is None or not self._continues(self._batch, rows, known):
+            if learn is not None and any(_is_penalised(row.sampling) for row in rows):
+                learn()
             # not the rows themselves, which may hold more than they know
-            self._rows = [(row.ids, row.sampling) for row in rows]
+            self._ids = [row.ids for row in rows]
+            self._samplings = [row.sampling for row in rows]
             self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
         elif known != self._known:
             self._batch.skip_to(known)
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits, masks)
 
-    def reads(self, rows: Sequence[Known]) -> bool:
-        """Whether drawing for these rows needs their newest ids, and not only their number: some
-        have penalties, and the batch has to be staged."""
-        known = [len(row.ids) for row in rows]
-        staged = self._batch is not None and self._continues(rows, known)
-        return not staged and any(_is_penalised(row.sampling) for row in rows)
-
-    def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
+    def _continues(self, batch: Batch, rows: Sequence[Known], known: list[int]) -> bool:
         """Whether the batch is staged: as it was drawn for, or where its tokens do not matter, also
         with rows to which some were added since."""
-        batch = self._batch
         return (
-            batch is not None
-            and (known == self._known or (len(known) == len(self._known) and not batch.has_ids))
+            (known == self._known or (len(known) == len(self._known) and not batch.has_ids))
             and batch.left > 0
-            and all(
-                row.ids is ids and row.sampling is sampling
-                for row, (ids, sampling) in zip(rows, self._rows, strict=True)
-            )
+            and all(map(is_, [row.ids for row in rows], self._ids))
+            and all(map(is_, [row.sampling for row in rows], self._samplings))
         )
 
 

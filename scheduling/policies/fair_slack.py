@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from scheduling.decoding import is_decoding, left
+from scheduling.decoding import divided
 from scheduling.fitting import fitting
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.room import Room
 from scheduling.prediction.step_time import Work
-from seams import Advance, Plan, Request, View
+from seams import Plan, Request, View
 
 
 class FairSlack(StallFree):
@@ -35,20 +35,19 @@ class FairSlack(StallFree):
         self.ttft_target_s, self.tpot_target_s = ttft_target_ms / 1000, tpot_target_ms / 1000
 
     def plan(self, view: View) -> Plan:
-        decoding = [r for r in view.resident if is_decoding(r) and not r.done]
-        prompts = [r for r in view.resident if left(r) > 1 and not is_decoding(r)]
+        decoding, prompts = divided(view)
+        steps = [step for step in decoding if not step.request.done]
         prompts += fitting(view, view.waiting)
         step_time = self.predictor
-        if step_time is None or not (decoding and prompts) or step_time.seconds(Work()) is None:
+        if step_time is None or not (steps and prompts) or step_time.seconds(Work()) is None:
             return super().plan(view)
-        slack_s = {r.id: self._due_s(r) - view.now_s for r in decoding}
-        decoding.sort(key=lambda r: (slack_s[r.id], r.id))
-        steps = [Advance(r, left(r)) for r in decoding]
-        most_s = slack_s[decoding[0].id]
+        slack_s = {r.id: self._due_s(r) - view.now_s for r, _ in steps}
+        steps.sort(key=lambda step: (slack_s[step.request.id], step.request.id))
+        most_s = slack_s[steps[0].request.id]
         if most_s <= (step_time.seconds(Work.of(steps)) or 0.0):
             return super().plan(view)
         # left out now, these would be late after the next iteration
-        due = sum(slack_s[r.id] < 2 * most_s for r in decoding)
+        due = sum(slack_s[r.id] < 2 * most_s for r, _ in steps)
         room = Room(predictor=step_time, work=Work.of(steps[:due]), most_s=most_s)
         chunks = room.chunks(view, prompts)
         return Plan([*steps[:due], *chunks, *filter(room.admits, steps[due:])])

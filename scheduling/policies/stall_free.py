@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from scheduling.contract import PolicyOptionError
-from scheduling.decoding import is_decoding, left
+from scheduling.decoding import divided
 from scheduling.fitting import fitting
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.room import Room
@@ -58,9 +58,7 @@ class StallFree:
         self.predictor = predictor
 
     def plan(self, view: View) -> Plan:
-        decoding = [request for request in view.resident if is_decoding(request)]
-        begun = [r for r in view.resident if left(r) > 1 and not is_decoding(r)]
-        advance = [Advance(request, left(request)) for request in decoding]
+        advance, begun = divided(view)
         if prompts := (*begun, *fitting(view, view.waiting)):
             advance += self._room(view, advance).chunks(view, prompts)
         return Plan(advance)

@@ -59,7 +59,7 @@ class LogitsTap:
         real = Sampler.draw
 
         def tapped(
-            sampler: Sampler, logits: Tensor, rows: Sequence[Known], _masks: object
+            sampler: Sampler, logits: Tensor, rows: Sequence[Known], *_more: object
         ) -> Tensor:
             self.seen.append(logits.float().clone())
             return real(sampler, logits, rows)

@@ -12,7 +12,6 @@ import torch
 from generate.dynamic import lay_out
 from model import LoadOptions, load_model
 from requested import Sampling
-from runtime.grammar.masks import Masks
 from runtime.iteration import KnownSequence
 from runtime.sampling.sampler import Known, Sampler
 from seams import Drafts, Step
@@ -38,11 +37,11 @@ class Tap:
         real = Sampler.draw
 
         def draw(
-            sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], masks: Masks | None
+            sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], *more: Any
         ) -> torch.Tensor:
             for scores, row in zip(logits, rows, strict=True):
                 self.seen[tuple(row.ids)] = scores.clone()
-            return real(sampler, logits, rows, masks)
+            return real(sampler, logits, rows, *more)
 
         patch.setattr(Sampler, "draw", draw)
 

@@ -109,7 +109,7 @@ def is_near_tie(model: Any, ids: list[int], sampling: Sampling) -> bool:
     with pytest.MonkeyPatch.context() as patch:
 
         def tap(
-            _: Sampler, logits: torch.Tensor, rows: Sequence[Known], _masks: object
+            _: Sampler, logits: torch.Tensor, rows: Sequence[Known], *_more: object
         ) -> torch.Tensor:
             scores.append(drawing_of(rows, logits.shape[-1], logits.device).scores(logits))
             return logits.argmax(-1)
@@ -151,7 +151,7 @@ def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tens
     real = Sampler.draw
 
     def tap(
-        sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], _masks: object
+        sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], *_more: object
     ) -> torch.Tensor:
         for scores, row in zip(logits, rows, strict=True):
             seen[tuple(row.ids)] = scores.clone()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from flask import Flask, g, request
 
 from api.http.errors import ApiError
-from web.keys import bearer_key, is_valid
+from web.headers import bearer_key, is_valid
 
 OPEN_PATHS = ("/health", "/watch")
 OPEN_FOLDER = "/watch/page/"

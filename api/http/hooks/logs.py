@@ -16,8 +16,8 @@ from api.http.errors import show
 from api.http.worker.intake import ARRIVED_S
 from engine.inference import Inference
 from telemetry.durations import queue_s, ttft_s
-from web.json_lines import JsonFormatter
-from web.request_ids import HEADER, request_id
+from web.headers import HEADER, request_id
+from web.json_text import JsonFormatter
 
 log = logging.getLogger(__name__)
 

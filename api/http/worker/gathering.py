@@ -31,7 +31,7 @@ from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.worker.outgoing import Outgoing
 from api.http.worker.refusals import RefusedBody
 from api.http.worker.threads import Threads
-from web.keys import bearer_key, is_valid
+from web.headers import bearer_key, is_valid
 from web.pace import Pace
 
 log = logging.getLogger(__name__)

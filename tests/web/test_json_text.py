@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from web.json_reading import read_json
+from web.json_text import read_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),
