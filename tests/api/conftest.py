@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import pytest
@@ -12,11 +12,15 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
+from scheduling.prediction.predictor import Predictor
 from serving.config import Config
 from serving.thread import Load
 from tests.support.hash_app import byte_tokenizer, load
 from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
+
+Says = Callable[[str], FlaskClient]
+MOST_DRAFTS = 4
 
 
 @pytest.fixture(scope="session")
@@ -35,18 +39,32 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
 
 
 @pytest.fixture(scope="module")
-def model() -> ScriptedModel:
-    return ScriptedModel()
+def says(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Says]:
+    """A server whose model answers with this text."""
+    with saying(Config(mode="dynamic", data_dir=str(tmp_path_factory.mktemp("says")))) as says:
+        yield says
 
 
-@pytest.fixture(scope="module")
-def scripted(
-    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FlaskClient]:
-    """Whose answers a test writes in advance."""
-    folder = str(tmp_path_factory.mktemp("scripted"))
-    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
-        yield client
+@contextlib.contextmanager
+def saying(config: Config) -> Iterator[Says]:
+    """The server of `says`."""
+    model = ScriptedModel()
+    with serving(config, lambda _: model) as server:
+
+        def answering(answer: str) -> FlaskClient:
+            model.answer = answer
+            return server
+
+        yield answering
+
+
+@contextlib.contextmanager
+def speculating() -> Iterator[FlaskClient]:
+    """Without a learnt step time: how busy the machine is would decide how many drafts are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Predictor, "seconds", lambda *_: None)
+        with serving(Config(mode="dynamic", speculate=MOST_DRAFTS)) as client:
+            yield client
 
 
 def serving(

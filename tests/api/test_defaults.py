@@ -15,6 +15,7 @@ from requested import Sampling
 from seams import Opening
 from serving.config import Config
 from tests.api.conftest import serving
+from tests.support.dialects import NATIVE, PATHS, TGI, ask
 from tests.support.hash_model import HashModel
 from text.tokenizer import VocabularyError
 
@@ -28,16 +29,7 @@ OF_QWEN = {
     "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 40,
 }  # fmt: skip
 NOTHING = Sampling()
-USER = [{"role": "user", "content": "a"}]
-TGI = {"max_new_tokens": 3, "seed": 1}
-BODIES: dict[str, dict[str, Any]] = {
-    "/inference": {"prompt": "a", "num_tokens": 3},
-    "/v1/completions": {"model": "qwen", "prompt": "a"},
-    "/v1/chat/completions": {"model": "qwen", "messages": USER},
-    "/v1/responses": {"model": "qwen", "input": "a", "store": False},
-    "/generate": {"inputs": "a", "parameters": TGI},
-}
-OWN = list(BODIES)[:-1]
+OWN = [path for path in PATHS if path != TGI]
 LATER = OWN[1:]  # OpenAI's
 
 
@@ -86,17 +78,17 @@ def drawn(sampling: Sampling) -> tuple[float, int | None, float, float, float]:
         (OWN, {"temperature": 0.0}, (0.0, 20, 0.8, 0.0, 1.05)),
         (OWN, {"temperature": 1.0, "top_p": 1.0}, (1.0, 20, 1.0, 0.0, 1.05)),
         (OWN, {"top_k": 3}, (0.7, 3, 0.8, 0.0, 1.05)),
-        (["/inference"], {"top_k": None}, (0.7, None, 0.8, 0.0, 1.05)),
+        ([NATIVE], {"top_k": None}, (0.7, None, 0.8, 0.0, 1.05)),
         (LATER, {"top_k": -1, "repetition_penalty": 1.0}, (0.7, None, 0.8, 0.0, 1.0)),
         (LATER, {"temperature": None, "top_k": 0, "min_p": 0.2}, (0.7, None, 0.8, 0.2, 1.05)),
-        (["/generate"], {}, (0.0, None, 1.0, 0.0, 1.0)),
+        ([TGI], {}, (0.0, None, 1.0, 0.0, 1.0)),
     ],
 )
 def test_the_models_defaults_count_where_the_client_says_nothing(
     qwen: FlaskClient, model: Listening, paths: list[str], said: Any, expected: Any
 ) -> None:
     for path in paths:
-        answer = qwen.post(path, json=BODIES[path] | said)
+        answer = ask(qwen, path, "a", **(said | ({"seed": 1} if path == TGI else {})))
         assert answer.status_code == 200, answer.text
         assert drawn(model.asked) == expected
         if path == "/v1/responses":
@@ -104,9 +96,8 @@ def test_the_models_defaults_count_where_the_client_says_nothing(
 
 
 def test_chats_end_where_the_model_says(qwen: FlaskClient) -> None:
-    ignoring = BODIES["/v1/chat/completions"] | {"ignore_eos": True}
-    for said, tokens in ({}, 40), ({"max_tokens": 50}, 50):
-        answer = qwen.post("/v1/chat/completions", json=ignoring | said).json or {}
+    for said, tokens in ({"max_tokens": None}, 40), ({"max_tokens": 50}, 50):
+        answer = ask(qwen, LATER[1], "a", ignore_eos=True, **said).json or {}
         assert answer["usage"]["completion_tokens"] == tokens
 
 
@@ -114,7 +105,7 @@ def test_they_are_shown_and_can_be_left_out(qwen: FlaskClient, folder: Path) -> 
     assert (qwen.get("/stats").json or {})["model"]["sampling_defaults"] == OF_QWEN
     model, config = Listening(), Config(mode="dynamic", model=str(folder), generation_config=False)
     with serving(config, lambda config: model) as client:
-        client.post("/inference", json=BODIES["/inference"])
+        ask(client, NATIVE)
         assert drawn(model.asked) == drawn(NOTHING)
         assert (client.get("/stats").json or {})["model"]["sampling_defaults"] == {}
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from serving.config import MODES, Config
 from tests.support.forked import Forked
@@ -70,91 +71,81 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
     assert "Traceback" not in log.read_text()
 
 
-def test_the_command_refuses_options_that_cannot_work_before_anything_starts() -> None:
-    done = run(SERVER, "dynamic", "--port", "no")
-    assert done.returncode != 0
-    assert "--port (EB_PORT) is 'no'; allowed: a whole number" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_port_in_use_is_reported_before_anything_starts() -> None:
+def test_what_cannot_work_ends_the_command_with_what_is_allowed(tmp_path: Path) -> None:
+    """An option, a port in use, a device that is not there and a broken checkpoint."""
+    shutil.copy(ROOT / "embedded" / "vocab.tiktoken", tmp_path)
+    free = str(free_port())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = run(SERVER, "dynamic", "--port", port)
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+        refusals = [
+            (("dynamic", "--port", "no"), "--port (EB_PORT) is 'no'; allowed: a whole number"),
+            (("dynamic", "--port", port), f"cannot listen on 127.0.0.1:{port}"),
+            (("static", "--model", ".", "--port", free), f"{tmp_path}/config.json cannot be read"),
+        ]
+        if not torch.cuda.is_available():
+            asked = ("dynamic", "--device", "cuda", "--port", free)
+            refusals.append((asked, "torch finds no GPU; allowed here: auto, cpu"))
+        for args, message in refusals:
+            done = run(SERVER, *args, cwd=tmp_path)
+            assert done.returncode != 0
+            assert message in done.stderr
+            assert "Traceback" not in done.stderr
 
 
-def test_a_device_that_is_not_there_ends_the_server_with_what_is_allowed() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    done = run(SERVER, "dynamic", "--device", "cuda", "--port", str(free_port()))
-    assert done.returncode != 0
-    assert "torch finds no GPU; allowed here: auto, cpu" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "embedded" / "vocab.tiktoken", tmp_path)
-    done = run(SERVER, "static", "--model", ".", "--port", str(free_port()), cwd=tmp_path)
-    assert done.returncode != 0
-    assert f"{tmp_path}/config.json cannot be read" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> None:
-    """A PATH with the tools the script needs, and with a python3 of long ago."""
-    copy = tmp_path / "clone"
-    (copy / "scripts").mkdir(parents=True)
+@pytest.fixture
+def clone(tmp_path: Path) -> tuple[Path, Path]:
+    """The command in a clone, and an empty folder for programs."""
+    (tmp_path / "scripts").mkdir()
     for name in ("server.sh", "scripts/venv.sh", "requirements.txt"):
-        shutil.copy(ROOT / name, copy / name)
-    tools = tmp_path / "bin"
+        shutil.copy(ROOT / name, tmp_path / name)
+    tools = tmp_path / "tools"
     tools.mkdir()
+    return tmp_path / "server.sh", tools
+
+
+def write_python(tools: Path, script: str) -> None:
+    (tools / "python3").write_text(f"#!/bin/sh\n{script}\n")
+    (tools / "python3").chmod(0o755)
+
+
+def test_a_missing_or_outdated_python_is_reported_clearly(clone: tuple[Path, Path]) -> None:
+    """A PATH with the tools the script needs, and with a python3 of long ago."""
+    command, tools = clone
     for tool in ("bash", "env", "dirname", "cat", "cksum", "flock"):
         found = shutil.which(tool)
         assert found is not None
         (tools / tool).symlink_to(found)
     for python, said in ((None, "not installed"), ("echo Python 3.6.9; exit 1", "Python 3.6.9")):
         if python is not None:
-            (tools / "python3").write_text(f"#!/bin/sh\n{python}\n")
-            (tools / "python3").chmod(0o755)
-        done = run(str(copy / "server.sh"), "dynamic", EB_PYTHON="", PATH=str(tools))
+            write_python(tools, python)
+        done = run(str(command), "dynamic", EB_PYTHON="", PATH=str(tools))
         assert done.returncode == 1
-        assert "Python 3.11 or newer is needed" in done.stderr
-        assert said in done.stderr
-        assert "EB_PYTHON" in done.stderr
+        for part in ("Python 3.11 or newer is needed", said, "EB_PYTHON"):
+            assert part in done.stderr
 
 
-def test_of_servers_that_start_together_one_installs(tmp_path: Path) -> None:
+def test_of_servers_that_start_together_one_installs(clone: tuple[Path, Path]) -> None:
     """A Python that takes a while to install, and fails where two do so at once."""
-    copy, tools = tmp_path / "clone", tmp_path / "bin"
-    (copy / "scripts").mkdir(parents=True)
-    tools.mkdir()
-    for name in ("server.sh", "scripts/venv.sh", "requirements.txt"):
-        shutil.copy(ROOT / name, copy / name)
-    fake = tools / "python3"
-    fake.write_text(
-        "#!/bin/sh\n"
+    command, tools = clone
+    busy, log = tools / "busy", tools / "log"
+    write_python(
+        tools,
         'case "$*" in\n'
         '  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;\n'
-        f'  *" pip install "*) mkdir "{tmp_path}/busy" && sleep 0.3 && rmdir "{tmp_path}/busy"'
-        f' && echo installed >> "{tmp_path}/log" ;;\n'
-        f'  *app.py*) echo served >> "{tmp_path}/log" ;;\n'
-        "esac\n"
+        f'  *" pip install "*) mkdir "{busy}" && sleep 0.3 && rmdir "{busy}"'
+        f' && echo installed >> "{log}" ;;\n'
+        f'  *app.py*) echo served >> "{log}" ;;\n'
+        "esac",
     )
-    fake.chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
     with ThreadPoolExecutor() as threads:
         starts = [
-            threads.submit(run, str(copy / "server.sh"), "dynamic", EB_PYTHON="", PATH=path)
-            for _ in range(3)
+            threads.submit(run, str(command), "dynamic", EB_PYTHON="", PATH=path) for _ in range(3)
         ]
     assert [start.result().returncode for start in starts] == [0, 0, 0]
-    assert sorted((tmp_path / "log").read_text().split()) == ["installed", *["served"] * 3]
+    assert sorted(log.read_text().split()) == ["installed", *["served"] * 3]
 
 
 def test_nothing_but_the_engine_thread_needs_torch() -> None:

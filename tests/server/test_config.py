@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from options import OptionError, flag
 from serving.config import Config
 
 VARIABLES = {option.name: option.variables[0] for option in Config.declared()}
-
-
-def test_the_command_line_wins_over_the_environment_and_that_over_the_defaults() -> None:
-    environ = {"EB_PORT": "1111", "EB_MAX_BATCH_SIZE": "7"}
-    config = Config.from_args(["static", "--port", "2222"], environ)
-    assert (config.mode, config.port, config.max_batch_size) == ("static", 2222, 7)
-    assert config.max_waiting == 1024
 
 
 def test_help_names_every_option_with_default_and_variable(
@@ -89,12 +80,6 @@ def test_a_value_of_a_form_of_its_own_is_refused_with_that_form(
     assert allowed in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [[], ["fast"], ["dynamic", "--prot", "1"], ["dynamic", "static"]])
-def test_an_unknown_mode_or_option_is_a_usage_error(args: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        Config.from_args(args, {})
-
-
 def test_a_body_of_any_allowed_size_fits_among_those_that_are_held() -> None:
     with pytest.raises(OptionError, match="--max-held-bytes is 4096; allowed: at least"):
         Config(mode="dynamic", max_body_bytes=4097, max_held_bytes=4096)
@@ -103,21 +88,6 @@ def test_a_body_of_any_allowed_size_fits_among_those_that_are_held() -> None:
 def test_the_environment_alone_needs_a_mode() -> None:
     with pytest.raises(OptionError, match="EB_MODE is not set; allowed: nobatch, static, dynamic"):
         Config.from_environment({})
-
-
-@given(
-    config=st.builds(
-        Config,
-        mode=st.sampled_from(["nobatch", "static", "dynamic"]),
-        port=st.integers(1, 65535),
-        max_batch_size=st.integers(1, 4096),
-        max_wait_ms=st.floats(0, 60_000),
-        seed=st.integers(0, 2**63 - 1),
-        static_release=st.sampled_from(["batch", "request"]),
-    )
-)
-def test_a_configuration_survives_the_way_through_the_environment(config: Config) -> None:
-    assert Config.from_environment(config.as_environment()) == config
 
 
 @pytest.mark.parametrize(
@@ -164,11 +134,6 @@ def test_a_remote_model_and_a_gpu_work_ahead_unless_told_otherwise(
     config = Config.from_args(args, {})
     assert config.iterations_ahead("cpu") == on_cpu
     assert config.iterations_ahead("NVIDIA H100") == on_gpu
-
-
-def test_threads_exceed_what_the_limits_admit() -> None:
-    config = Config(mode="dynamic", max_batch_size=100, max_waiting=500)
-    assert config.threads > 600
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A trained model calls tools, over a real server, by OpenAI's client."""
+"""A trained model, which knows nothing of tools, calls them over a real server, by OpenAI's client:
+a grammar keeps the arguments to their schema."""
 
 from __future__ import annotations
 
@@ -14,30 +15,40 @@ from tests.server.test_smollm2 import served
 from tests.smollm2 import NEEDED
 
 CITIES = ("Paris", "Rome", "Tokyo")
-PARAMETERS: dict[str, Any] = {
+GUEST = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 30},
-        "unit": {"enum": ["celsius", "fahrenheit"]},
-    },
-    "required": ["city", "unit"],
+    "properties": {"name": {"type": "string", "maxLength": 20}},
+    "required": ["name"],
     "additionalProperties": False,
 }
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": PARAMETERS,
-        "strict": True,
+SCHEMAS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        },
+        "required": ["city", "unit", "days"],
+        "additionalProperties": False,
+    },
+    "add_event": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "maxLength": 40},
+            "guests": {"type": "array", "items": {"$ref": "#/$defs/guest"}, "maxItems": 3},
+        },
+        "required": ["title", "guests"],
+        "additionalProperties": False,
+        "$defs": {"guest": GUEST},
     },
 }
-NAMED: Any = {"type": "function", "function": {"name": "weather"}}
-
-pytestmark = [
-    *NEEDED,
-    pytest.mark.timeout(600),
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    for name, schema in SCHEMAS.items()
 ]
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+pytestmark = [*NEEDED, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -49,52 +60,60 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
         yield client
 
 
-def ask(client: OpenAI, messages: list[Any], **fields: Any) -> Any:
+def ask(client: OpenAI, messages: list[Any], tools: list[Any] = TOOLS, **fields: Any) -> Any:
     model = client.models.list().data[0].id
-    return client.chat.completions.create(
-        model=model,
-        messages=messages,
-        tools=[WEATHER],
-        **{"temperature": 0, "max_tokens": 60, **fields},
-    )
+    asked: Any = {"temperature": 0, "max_tokens": 400, **fields}
+    return client.chat.completions.create(model=model, messages=messages, tools=tools, **asked)
 
 
-def question(city: str) -> Any:
-    return {"role": "user", "content": f"How is the weather in {city}?"}
+def question(text: str) -> Any:
+    return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_is_about_what_was_asked(client: OpenAI, choice: Any, stream: bool) -> None:
-    for city in CITIES:
-        told = ask(
-            client,
-            [question(city)],
-            tool_choice=choice,
-            stream=stream,
-            parallel_tool_calls=False,
-        )
-        if stream:
-            choices = [chunk.choices[0] for chunk in told]
-            pieces = [call.function for one in choices for call in one.delta.tool_calls or ()]
-            name, reason = pieces[0].name, choices[-1].finish_reason
-            arguments = "".join(piece.arguments or "" for piece in pieces)
-        else:
-            (call,) = told.choices[0].message.tool_calls
-            name, reason = call.function.name, told.choices[0].finish_reason
-            arguments = call.function.arguments
-        assert (name, reason) == ("weather", "tool_calls")
-        found = json.loads(arguments)
-        jsonschema.validate(found, PARAMETERS)
-        assert city in found["city"]
+def weather(city: str) -> Any:
+    return question(f"How is the weather in {city}?")
+
+
+@pytest.mark.parametrize(
+    ("asked", "tools", "choice", "said"),
+    [
+        *((weather(city), TOOLS[:1], choice, city) for city in CITIES
+          for choice in ("required", NAMED)),
+        (question("Invite Ann and Bob to lunch."), TOOLS, "add_event", ""),
+        (question("Who are you?"), TOOLS, "weather", ""),
+        (weather("Paris"), TOOLS, "required", ""),
+    ],
+)  # fmt: skip
+def test_a_forced_call_has_arguments_of_its_schema_streamed_or_not(
+    client: OpenAI, asked: Any, tools: list[Any], choice: Any, said: str
+) -> None:
+    fields: Any = {"tool_choice": choice, "parallel_tool_calls": False, "seed": 5}
+    wholes = [ask(client, [asked], tools, **fields)]
+    if not said:
+        wholes.append(ask(client, [asked], tools, **fields, temperature=1, n=2))
+    for whole in wholes:
+        for one in whole.choices:
+            (call,) = one.message.tool_calls
+            assert (one.finish_reason, one.message.content) == ("tool_calls", None)
+            name, found = call.function.name, json.loads(call.function.arguments)
+            assert choice in ("required", NAMED, name)
+            jsonschema.validate(found, SCHEMAS[name])
+            assert said in found.get("city", "")
+    choices = [chunk.choices[0] for chunk in ask(client, [asked], tools, **fields, stream=True)]
+    pieces = [call.function for one in choices for call in one.delta.tool_calls or ()]
+    assert len(pieces) > 2  # they do not wait for the end
+    (call,) = wholes[0].choices[0].message.tool_calls
+    assert (pieces[0].name, choices[-1].finish_reason) == (call.function.name, "tool_calls")
+    assert "".join(piece.arguments or "" for piece in pieces) == call.function.arguments
 
 
 def earlier(city: str) -> list[Any]:
     """A question, the call that answered it, and its result."""
-    function = {"name": "weather", "arguments": json.dumps({"city": city, "unit": "celsius"})}
+    arguments = json.dumps({"city": city, "unit": "celsius", "days": 1})
+    function = {"name": "weather", "arguments": arguments}
     call = {"id": f"call_{city}", "type": "function", "function": function}
     return [
-        question(city),
+        weather(city),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": "20 degrees"},
         {"role": "assistant", "content": f"In {city} it is 20 degrees."},
@@ -105,11 +124,11 @@ def test_a_call_by_the_models_own_choice_keeps_its_schema(client: OpenAI) -> Non
     """After a conversation that shows how, it calls; without one it also answers with texts."""
     shown = [*earlier("Oslo"), *earlier("Madrid")]
     found: list[Any] = []
-    for messages in ([*shown, question(city)] for city in CITIES):
-        for one in ask(client, messages, n=4, temperature=0.7, seed=1).choices:
+    for messages in ([*shown, weather(city)] for city in CITIES):
+        for one in ask(client, messages, TOOLS[:1], n=4, temperature=0.7, seed=1).choices:
             found += one.message.tool_calls or []
     assert found
     for call in found:
-        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
-    told = ask(client, [{"role": "user", "content": "Who are you?"}]).choices[0]
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["weather"])
+    told = ask(client, [question("Who are you?")], TOOLS[:1], max_tokens=60).choices[0]
     assert told.message.content

@@ -17,16 +17,11 @@ from openapi_spec_validator import validate
 from api.document.openapi import register_openapi
 from api.document.paths import OPERATIONS
 from tests.api.openai.test_openai_refusals import JSON, NAMES
+from tests.support.dialects import PATHS, body
 
 Json = dict[str, Any]
 
-GOOD: dict[str, Json] = {
-    "/inference": {"prompt": "x", "num_tokens": 1},
-    "/v1/completions": {"prompt": "x", "max_tokens": 1},
-    "/v1/responses": {"input": "x", "max_output_tokens": 1, "store": False},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 1}},
-}
+GOOD: dict[str, Json] = {path: body(path) for path in PATHS}
 FIELDS = st.sampled_from([*NAMES, "messages", "inputs", "parameters", "num_tokens", "class"])
 
 
@@ -67,35 +62,9 @@ def test_every_path_is_in_it(client: FlaskClient, document: Json) -> None:
 def test_a_request_that_is_accepted_fits_it(
     client: FlaskClient, document: Json, path: str, fields: Json
 ) -> None:
-    body = {**GOOD[path], **fields}
-    if client.post(path, json=body).status_code == 200:
-        takes(document, path).validate(body)
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/inference", {"num_tokens": 0}),
-        ("/inference", {"unknown": 1}),
-        ("/v1/completions", {"prompt": []}),
-        ("/v1/completions", {"suffix": "x"}),
-        ("/v1/responses", {"input": [{"type": "item_reference"}]}),
-        ("/v1/responses", {"reasoning": "low"}),
-        ("/v1/responses", {"tools": [{}]}),
-        ("/v1/completions", {"logit_bias": {"5": 101}}),
-        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}),
-        ("/v1/chat/completions", {"tools": [{}]}),
-        ("/v1/chat/completions", {"temperature": -1}),
-        ("/generate", {"inputs": 5}),
-    ],
-)
-def test_requests_that_it_forbids_are_refused(
-    client: FlaskClient, document: Json, path: str, fields: Json
-) -> None:
-    body = {**GOOD[path], **fields}
-    assert takes(document, path).is_valid(GOOD[path])
-    assert not takes(document, path).is_valid(body)
-    assert client.post(path, json=body).status_code in (400, 422)
+    asked = {**GOOD[path], **fields}
+    if client.post(path, json=asked).status_code == 200:
+        takes(document, path).validate(asked)
 
 
 STREAMS: dict[str, Json] = {

@@ -5,34 +5,32 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from api.http.departed import Departures
 from serving.config import Config
 from tests.api.conftest import serving
+from tests.api.http.conftest import Pair
 
 PATIENCE_S = 60.0
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
-
-
-def test_a_closed_connection_is_reported_once(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair) -> None:
     ours, theirs = pair
-    left = threading.Semaphore(0)
-    Departures().watch(ours, left.release)
+    departures, left = Departures(), threading.Semaphore(0)
+    unwatch = departures.watch(ours, lambda: pytest.fail("it has ended"))
+    unwatch()
+    unwatch()
+    departures.watch(ours, left.release)
     theirs.close()
     assert left.acquire(timeout=PATIENCE_S)
+    _flush(departures)
     assert not left.acquire(blocking=False)
 
 
-def test_data_is_not_read_and_is_not_a_departure(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_data_is_not_read_and_is_not_a_departure(pair: Pair) -> None:
     ours, theirs = pair
     departures, left = Departures(), threading.Event()
     departures.watch(ours, left.set)
@@ -40,28 +38,6 @@ def test_data_is_not_read_and_is_not_a_departure(pair: tuple[socket.socket, sock
     _flush(departures)
     assert not left.is_set()
     assert ours.recv(100) == b"next request"
-
-
-def test_after_the_watch_has_ended_nothing_is_reported(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
-    ours, theirs = pair
-    departures, left = Departures(), threading.Event()
-    unwatch = departures.watch(ours, left.set)
-    unwatch()
-    unwatch()
-    theirs.close()
-    _flush(departures)
-    assert not left.is_set()
-
-
-def test_a_connection_can_be_watched_again(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    departures, left = Departures(), threading.Event()
-    departures.watch(ours, lambda: None)()
-    departures.watch(ours, left.set)
-    theirs.close()
-    assert left.wait(PATIENCE_S)
 
 
 def test_without_a_socket_there_is_nothing_to_watch() -> None:
@@ -120,7 +96,7 @@ def test_a_socket_that_is_closed_while_others_leave_ends_no_watch() -> None:
 
 
 def test_a_request_that_cannot_be_cancelled_ends_no_watch(
-    pair: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, theirs = pair
     departures = Departures()
@@ -135,7 +111,7 @@ def test_a_request_that_cannot_be_cancelled_ends_no_watch(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_watch_that_has_ended_shows_in_health(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_watch_that_has_ended_shows_in_health(pair: Pair) -> None:
     ours, theirs = pair
     with serving(Config(mode="dynamic")) as client:
         departures: Departures = client.application.extensions["departures"]

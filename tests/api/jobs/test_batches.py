@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from generate.modes import ModeName
 from seams import Outcome
-from serving.config import Config
+from serving.config import MODES, Config
 from tests.api.conftest import serving
 from tests.api.jobs.test_files import ONE, TWO, error_of, got, upload
+from tests.support.hash_model import HashModel
 from tests.support.process import eventually
 from tests.support.scripted_model import ScriptedModel
 
@@ -150,6 +153,39 @@ def test_a_constraint_that_fails_while_a_line_runs_is_its_error(tmp_path: Path) 
         told = answers(client, batch["error_file_id"])["id 1"]["response"]
         assert told["status_code"] == 400
         assert "too slow" in told["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_completes_a_job_alongside_immediate_requests(
+    mode: ModeName, tmp_path: Path
+) -> None:
+    config = Config(mode, data_dir=str(tmp_path), api_key="one", max_batch_size=8, max_wait_ms=5)
+    bodies = [{"prompt": f"line {n}", "max_tokens": 6, "seed": n} for n in range(40)]
+    with serving(config) as client, ThreadPoolExecutor(1) as pool:
+        lines = [line(n, body=body) for n, body in enumerate(bodies)]
+        job = pool.submit(run, client.application.test_client(), *lines)
+        direct = [client.post(COMPLETIONS, json=body, headers=ONE).get_json() for body in bodies]
+        batch = job.result()
+        assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        told = answers(client, batch["output_file_id"])
+        counts = got(client, "/stats")["counts"]
+    for number, body in enumerate(direct):
+        assert alike(told[f"id {number}"]["response"]["body"]) == alike(body)
+    assert (counts["waiting"], counts["running"], counts["completed"]) == (0, 0, 80)
+
+
+def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path) -> None:
+    """Of the first job all iterations fail, of the second some."""
+    config = Config(mode="dynamic", data_dir=str(tmp_path), api_key="one")
+    with serving(config, lambda _: HashModel(fail_on=[1, 2, 3, 5, 8])) as client:
+        batch = run(client, line(0))
+        assert batch["status"] == "completed"
+        response = answers(client, batch["error_file_id"])["id 0"]["response"]
+        assert response["status_code"] == 500
+        assert response["body"]["error"]["type"] == "server_error"
+        batch = run(client, *(line(n) for n in range(8)))
+        assert batch["error_file_id"] is None
+        assert len(answers(client, batch["output_file_id"])) == 8
 
 
 def test_a_body_that_its_endpoint_refuses_is_the_error_of_its_line(store: FlaskClient) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.openai.fields.shared import seed_of_choice
+from tests.api.conftest import speculating
+from tests.examples import examples
 from tests.support.hash_app import END_ID, byte_tokenizer
 from tests.support.hashed import reference, reference_logprob
 from tests.support.openai_calls import CONTEXT, Json, chat, chunks, complete
@@ -36,10 +40,20 @@ SEEDS = st.none() | st.integers(-(2**63), 2**64 - 1)
 
 
 def counted(usage: Json) -> Json:
-    """How much was cached depends on what was asked before."""
-    return {key: count for key, count in usage.items() if key != "prompt_tokens_details"}
+    """How much was cached or drafted depends on what was asked before."""
+    return {key: count for key, count in usage.items() if not key.endswith("details")}
 
 
+@pytest.fixture(scope="module", params=["as it is", "with drafts"])
+def either(request: pytest.FixtureRequest, client: FlaskClient) -> Iterator[FlaskClient]:
+    if request.param == "as it is":
+        yield client
+    else:
+        with speculating() as other:
+            yield other
+
+
+@examples(40)
 @given(
     prompt=st.text(min_size=1, max_size=20),
     n=st.integers(1, 60),
@@ -49,7 +63,7 @@ def counted(usage: Json) -> Json:
     included=st.booleans(),
 )
 def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
-    client: FlaskClient,
+    either: FlaskClient,
     prompt: str,
     n: int,
     seed: int | None,
@@ -67,7 +81,7 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
     fields: Json = {"prompt": prompt, "max_tokens": n, "stop": stop, "echo": echo}
     fields["include_stop_str_in_output"] = included
     fields |= {"temperature": 0} if seed is None else {"seed": seed}
-    whole = complete(client, **fields)
+    whole = complete(either, **fields)
     (choice,) = whole["choices"]
     assert choice["text"] == (prompt if echo else "") + text
     assert choice["finish_reason"] == finish
@@ -76,7 +90,7 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
         "completion_tokens": tokens,
         "total_tokens": len(prompt.encode()) + tokens,
     }
-    parts = chunks(client, **fields, stream_options={"include_usage": True})
+    parts = chunks(either, **fields, stream_options={"include_usage": True})
     assert parts[-1]["choices"] == []
     assert counted(parts[-1]["usage"]) == counted(whole["usage"])
     assert all(part["usage"] is None for part in parts[:-1])

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from flask.testing import FlaskClient
 
 from serving.config import Config
-from tests.api.conftest import serving
+from tests.api.conftest import Says, saying
 from tests.api.openai.test_tools import CALL, PARIS, TOOLS, accumulated, calls_of
 from tests.api.responses.test_responses import events, respond
+from tests.support.dialects import TGI, ask
 from tests.support.openai_calls import Json, chat, chunks
-from tests.support.scripted_model import ScriptedModel
 
 # the parts of Qwen3's template that concern reasoning
 TEMPLATE = """\
@@ -34,36 +33,27 @@ THOUGHT = "Is it <b>?\n\nIt is."
 BEFORE = f"<think>\n{THOUGHT}\n</think>\n\n"
 
 
-@pytest.fixture(scope="module")
-def model() -> ScriptedModel:
-    return ScriptedModel()
-
-
 def reasoning(folder: Path, kind: Literal["apart", "text"] = "apart") -> Config:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return Config(mode="dynamic", model=str(folder), served_model_name="embedded", reasoning=kind)
 
 
 @pytest.fixture(scope="module")
-def thinking(
-    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FlaskClient]:
-    folder = tmp_path_factory.mktemp("thinking")
-    with serving(reasoning(folder), lambda config: model) as client:
-        yield client
+def thinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Says]:
+    with saying(reasoning(tmp_path_factory.mktemp("thinks"))) as says:
+        yield says
 
 
 @pytest.mark.parametrize(
     ("answer", "content", "calls"), [("Fine.", "Fine.", []), (CALL, None, [("weather", PARIS)])]
 )
 def test_reasoning_is_apart_from_the_answer_streamed_or_not(
-    thinking: FlaskClient,
-    model: ScriptedModel,
+    thinks: Says,
     answer: str,
     content: str | None,
     calls: list[tuple[str, str]],
 ) -> None:
-    model.answer = BEFORE + answer
+    thinking = thinks(BEFORE + answer)
     whole = chat(thinking, tools=TOOLS, logprobs=True)
     (choice,) = whole["choices"]
     message = choice["message"]
@@ -84,26 +74,21 @@ def test_reasoning_is_apart_from_the_answer_streamed_or_not(
     assert all("reasoning_content" not in delta for delta in deltas[first:])
 
 
-def test_an_answer_without_reasoning_has_none(thinking: FlaskClient, model: ScriptedModel) -> None:
-    model.answer = "<b>Fine.</b>"
-    told = chat(thinking)
+def test_an_answer_without_reasoning_has_none(thinks: Says) -> None:
+    told = chat(thinks("<b>Fine.</b>"))
     assert told["choices"][0]["message"] == {
         "role": "assistant", "content": "<b>Fine.</b>", "refusal": None,
     }  # fmt: skip
-    model.answer = BEFORE + "Fine."
-    told = chat(thinking, chat_template_kwargs={"enable_thinking": False})
+    told = chat(thinks(BEFORE + "Fine."), chat_template_kwargs={"enable_thinking": False})
     assert told["choices"][0]["message"]["content"] == BEFORE + "Fine.", "the prompt has closed it"
 
 
-def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(
-    thinking: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = BEFORE + CALL
+def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says) -> None:
+    thinking = thinks(BEFORE + CALL)
     whole = respond(thinking, tools=[{"type": "function", **tool["function"]} for tool in TOOLS])
     assert [item["type"] for item in whole["output"]] == ["reasoning", "function_call"]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
-    model.answer = BEFORE + "Fine."
-    parts = events(thinking)
+    parts = events(thinks(BEFORE + "Fine."))
     last = parts[-1]["response"]
     assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
     details = last["usage"]["output_tokens_details"]
@@ -125,26 +110,18 @@ def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(
     assert counted(sent) - counted(sent[1:]) == len(BEFORE)
 
 
-def test_a_constraint_holds_behind_the_reasoning(
-    thinking: FlaskClient, model: ScriptedModel
-) -> None:
+def test_a_constraint_holds_behind_the_reasoning(thinks: Says) -> None:
     """Its grammar is compiled; that it leaves the reasoning free is shown in tests/text."""
-    model.answer = BEFORE + "true"
-    told = chat(thinking, json_schema={"type": "boolean"}, max_tokens=200)
+    told = chat(thinks(BEFORE + "true"), json_schema={"type": "boolean"}, max_tokens=200)
     assert told["choices"][0]["message"]["content"] == "true"
 
 
-def test_where_it_is_asked_for_the_text_stays_as_it_is(
-    model: ScriptedModel, tmp_path: Path, thinking: FlaskClient
-) -> None:
-    other = ScriptedModel()
-    with serving(reasoning(tmp_path, "text"), lambda config: other) as client:
+def test_where_it_is_asked_for_the_text_stays_as_it_is(thinks: Says, tmp_path: Path) -> None:
+    with saying(reasoning(tmp_path, "text")) as says:
         for answer, calls in (("Fine.", []), (CALL, [("weather", PARIS)])):
-            model.answer = other.answer = BEFORE + answer
-            message = chat(client, tools=TOOLS)["choices"][0]["message"]
+            message = chat(says(BEFORE + answer), tools=TOOLS)["choices"][0]["message"]
             assert "reasoning_content" not in message
             assert message["content"].strip() == (BEFORE if calls else BEFORE + answer).strip()
             assert calls_of(message) == calls
-    parameters = {"max_new_tokens": 200}
-    told = thinking.post("/generate", json={"inputs": "x", "parameters": parameters}).get_json()
-    assert told["generated_text"] == model.answer, "in TGI's API, too"
+    told = ask(thinks(BEFORE + CALL), TGI, tokens=200).get_json()
+    assert told["generated_text"] == BEFORE + CALL, "in TGI's API, too"

@@ -1,4 +1,4 @@
-"""Tools in OpenAI's chat, on a model that answers what the test wants."""
+"""Tools and functions in OpenAI's chat, on a model that answers what the test wants."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from api.openai.fields.tools import MOST_TOOLS
 from serving.config import Config
-from tests.api.conftest import serving
+from tests.api.conftest import Says, serving
 from tests.support.openai_calls import Json, ask, chat, chunks, is_error
 from tests.support.scripted_model import ScriptedModel
 
@@ -26,13 +27,17 @@ WEATHER: Json = {
 }
 ADD: Json = {"type": "function", "function": {"name": "add"}}
 TOOLS = [WEATHER, ADD]
+FUNCTIONS = [tool["function"] for tool in TOOLS]
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
 ADDING = '<tool_call>{"name": "add"}</tool_call>'
+RAIN = CALL.replace("weather", "rain")
 NAMED = {"type": "function", "function": {"name": "weather"}}
+USER: Json = {"role": "user", "content": "x"}
+Calls = list[tuple[str, str]]
 
 
-def calls_of(message: Json) -> list[tuple[str, str]]:
+def calls_of(message: Json) -> Calls:
     """Also checks their ids."""
     calls = message.get("tool_calls", [])
     assert len({call["id"] for call in calls}) == len(calls)
@@ -58,233 +63,146 @@ def accumulated(deltas: list[Json]) -> Json:
     return message
 
 
-ANSWERS: list[tuple[str, str | None, list[tuple[str, str]], str]] = [
+def called_by(client: FlaskClient, **fields: Any) -> tuple[str | None, Calls, str]:
+    """Content, calls and finish_reason of an answer, which its stream has, too."""
+    (choice,) = chat(client, **fields)["choices"]
+    message = choice["message"]
+    assert ("tool_calls" in message) == bool(calls_of(message))
+    told = [chunk["choices"][0] for chunk in chunks(client, PATH, **fields)]
+    assert told[0]["delta"] == {"role": "assistant", "content": ""}
+    finish: str = choice["finish_reason"]
+    assert told[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
+    streamed = accumulated([one["delta"] for one in told])
+    assert (streamed["content"] or None) == message["content"]
+    assert calls_of(streamed) == calls_of(message)
+    return message["content"], calls_of(message), finish
+
+
+# --- what a model calls ---------------------------------------------------------------------
+
+ANSWERS: list[tuple[str, str | None, Calls, str]] = [
     ("Fine.", "Fine.", [], "stop"),
     (CALL, None, [("weather", PARIS)], "tool_calls"),
     (f"So:\n{CALL}\n{ADDING}", "So:\n", [("weather", PARIS), ("add", "{}")], "tool_calls"),
-    (CALL.replace("weather", "rain"), CALL.replace("weather", "rain"), [], "stop"),
+    (RAIN, RAIN, [], "stop"),
     (CALL[:-30], CALL[:-30], [], "stop"),
 ]
 
 
 @pytest.mark.parametrize(("answer", "content", "calls", "finish"), ANSWERS)
 def test_calls_are_apart_from_the_text_streamed_or_not(
-    scripted: FlaskClient,
-    model: ScriptedModel,
-    answer: str,
-    content: str | None,
-    calls: list[tuple[str, str]],
-    finish: str,
+    says: Says, answer: str, content: str | None, calls: Calls, finish: str
 ) -> None:
-    model.answer = answer
-    for choice in chat(scripted, tools=TOOLS, n=2)["choices"]:
-        assert choice["finish_reason"] == finish
+    assert called_by(says(answer), tools=TOOLS) == (content, calls, finish)
+    for choice in chat(says(answer), tools=TOOLS, n=2)["choices"]:
         assert choice["message"]["content"] == content
         assert calls_of(choice["message"]) == calls
-        assert ("tool_calls" in choice["message"]) == bool(calls)
-    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, tools=TOOLS)]
-    assert told[0]["delta"] == {"role": "assistant", "content": ""}
-    assert told[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
-    message = accumulated([choice["delta"] for choice in told])
-    assert (message["content"] or None) == content
-    assert calls_of(message) == calls
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
-def test_nothing_is_called_where_nothing_is_offered(
-    scripted: FlaskClient, model: ScriptedModel, fields: Json
-) -> None:
-    model.answer = CALL
-    told = chat(scripted, **fields)
+def test_nothing_is_called_where_nothing_is_offered(says: Says, fields: Json) -> None:
+    told = chat(says(CALL), **fields)
     assert told["choices"][0]["message"]["content"] == CALL
-    assert told["usage"]["prompt_tokens"] == chat(scripted)["usage"]["prompt_tokens"]
+    assert told["usage"]["prompt_tokens"] == chat(says(CALL))["usage"]["prompt_tokens"]
 
 
-def test_without_parallel_calls_the_answer_ends_after_the_first(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = f"{CALL}{ADDING} and more"
-    told = chat(scripted, tools=TOOLS, parallel_tool_calls=False)
+def test_without_parallel_calls_the_answer_ends_after_the_first(says: Says) -> None:
+    told = chat(says(f"{CALL}{ADDING} and more"), tools=TOOLS, parallel_tool_calls=False)
     (choice,) = told["choices"]
     assert calls_of(choice["message"]) == [("weather", PARIS)]
     assert choice["finish_reason"] == "tool_calls"
     assert told["usage"]["completion_tokens"] == len(CALL.removesuffix("\n</tool_call>"))
 
 
-def test_an_answer_that_is_too_long_says_so(scripted: FlaskClient, model: ScriptedModel) -> None:
-    model.answer = f"{CALL} {ADDING}"
-    (choice,) = chat(scripted, tools=TOOLS, max_tokens=len(CALL) + 6)["choices"]
-    assert choice["finish_reason"] == "length"
-    assert calls_of(choice["message"]) == [("weather", PARIS)]
-    assert choice["message"]["content"] == " <tool"
+def test_an_answer_that_is_too_long_says_so(says: Says) -> None:
+    told = called_by(says(f"{CALL} {ADDING}"), tools=TOOLS, max_tokens=len(CALL) + 6)
+    assert told == (" <tool", [("weather", PARIS)], "length")
 
 
-def test_stop_strings_and_logprobs_are_of_all_that_was_generated(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = f"{CALL}{ADDING}"
-    (choice,) = chat(scripted, tools=TOOLS, stop="add", logprobs=True, seed=1)["choices"]
+def test_stop_strings_and_logprobs_are_of_all_that_was_generated(says: Says) -> None:
+    client, fields = says(f"{CALL}{ADDING}"), {"tools": TOOLS, "stop": "add", "logprobs": True}
+    (choice,) = chat(client, seed=1, **fields)["choices"]
     assert calls_of(choice["message"]) == [("weather", PARIS)]
     entries = choice["logprobs"]["content"]
-    written = f'{CALL}<tool_call>{{"name": "'
-    assert "".join(entry["token"] for entry in entries) == written
-    told = chunks(scripted, PATH, tools=TOOLS, stop="add", logprobs=True, seed=1)
+    assert "".join(entry["token"] for entry in entries) == f'{CALL}<tool_call>{{"name": "'
+    told = chunks(client, PATH, seed=1, **fields)
     streamed = [chunk["choices"][0]["logprobs"] for chunk in told]
     assert [entry for one in streamed if one for entry in one["content"]] == entries
 
 
-def test_a_conversation_with_calls_is_written_by_the_template(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = CALL
-    message = chat(scripted, tools=TOOLS)["choices"][0]["message"]
-    identity = message["tool_calls"][0]["id"]
-    messages = [
-        {"role": "user", "content": "Weather?"},
-        message,
-        {"role": "tool", "tool_call_id": identity, "content": [{"type": "text", "text": "rain"}]},
-    ]
-    told = scripted.post("/chat_tokenize", json={"messages": messages, "tools": TOOLS}).get_json()
-    text = told["templated_text"]
-    assert text.startswith("System: You may call these functions")
-    assert f"Assistant: {CALL}\n" in text
-    assert "User: <tool_response>\nrain\n</tool_response>\nAssistant:" in text
-    of_vllm = scripted.post("/tokenize", json={"messages": messages, "tools": TOOLS}).get_json()
-    assert of_vllm["count"] == len(told["tokenize_response"])
-    model.answer = "Rain."
-    (choice,) = chat(scripted, messages=messages, tools=TOOLS)["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "Rain.", "refusal": None}
-
-
-def test_the_models_own_template_gets_the_tools(tmp_path: Path) -> None:
-    model = ScriptedModel()
-    model.answer = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]'
-    (tmp_path / "chat_template.jinja").write_text(
-        "[TOOL_CALLS]{% for t in tools %}{{ t.function.name }}({{ t.function.description }})"
-        "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
-    config = Config(mode="dynamic", data_dir=str(tmp_path / "data"), model=str(tmp_path))
-    with serving(config, lambda config: model) as client:
-        name = client.get("/v1/models").get_json()["data"][0]["id"]
-        told = chat(client, model=name, tools=TOOLS)
-        assert told["usage"]["prompt_tokens"] == len("[TOOL_CALLS]weather(Of a city.)add()x")
-        (call,) = told["choices"][0]["message"]["tool_calls"]
-        assert call["function"] == {"name": "weather", "arguments": PARIS}
-        assert len(call["id"]) == 9
-
-
-def test_the_older_shapes_of_tgi_are_accepted(scripted: FlaskClient, model: ScriptedModel) -> None:
-    """A function's `arguments` in the place of `parameters`, and of a call as an object."""
-    function = {"name": "weather", "arguments": WEATHER["function"]["parameters"]}
-    old = chat(scripted, tools=[{"type": "function", "function": function}])["usage"]
-    function = {"name": "weather", "parameters": WEATHER["function"]["parameters"]}
-    new = chat(scripted, tools=[{"type": "function", "function": function}])["usage"]
-    assert old["prompt_tokens"] == new["prompt_tokens"]
-
-    def prompt_tokens(arguments: object) -> int:
-        call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages: list[Json] = [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "0", "content": "5"},
-        ]
-        return int(chat(scripted, messages=messages, tools=TOOLS)["usage"]["prompt_tokens"])
-
-    assert prompt_tokens({"city": "Paris"}) == prompt_tokens(PARIS)
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", "weather", NAMED, {"function": {"name": "weather"}}]
+    ("before", "fields"),
+    [
+        *(
+            ("", {"tools": TOOLS, "tool_choice": choice})
+            for choice in ("required", "weather", NAMED, {"function": {"name": "weather"}})
+        ),
+        ("So:\n", {"tools": [STRICT, ADD]}),
+    ],
 )
-def test_forced_calls_are_streamed_while_they_are_written(
-    scripted: FlaskClient, model: ScriptedModel, choice: object
+def test_arguments_of_forced_and_of_strict_calls_do_not_wait_for_their_end(
+    says: Says, before: str, fields: Json
 ) -> None:
-    model.answer = CALL
-    fields = {"tools": TOOLS, "tool_choice": choice}
-    (whole,) = chat(scripted, **fields)["choices"]
-    assert whole["finish_reason"] == "tool_calls"
-    assert whole["message"]["content"] is None
-    assert calls_of(whole["message"]) == [("weather", PARIS)]
-    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, **fields)]
-    assert told[-1]["finish_reason"] == "tool_calls"
-    assert calls_of(accumulated([choice["delta"] for choice in told])) == [("weather", PARIS)]
-    (cut,) = chat(scripted, max_tokens=len(CALL) - 20, **fields)["choices"]
-    assert cut["finish_reason"] == "length"
-    assert calls_of(cut["message"]) == [("weather", PARIS[:-6])]
+    client = says(before + CALL)
+    content = before or None
+    assert called_by(client, **fields) == (content, [("weather", PARIS)], "tool_calls")
+    told = [chunk["choices"][0]["delta"] for chunk in chunks(client, PATH, **fields)]
+    assert len([delta for delta in told if "tool_calls" in delta]) > 3
+    (cut,) = chat(client, max_tokens=len(before + CALL) - 20, **fields)["choices"]
+    assert (cut["finish_reason"], calls_of(cut["message"])) == ("length", [("weather", PARIS[:-6])])
 
 
-def test_calls_stay_possible_beside_a_response_format(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
+def test_an_answer_calls_only_allowed_tools(says: Says) -> None:
+    def allowed(mode: str) -> Json:
+        choice = {"mode": mode, "tools": [ADD]}
+        return {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}
+
+    client = says(f"{CALL}{ADDING}")
+    assert called_by(client, **allowed("auto")) == (CALL, [("add", "{}")], "tool_calls")
+    tokens = [chat(client, **one)["usage"]["prompt_tokens"]
+              for one in (allowed("auto"), {"tools": TOOLS})]  # fmt: skip
+    assert tokens[0] == tokens[1]
+    client = says('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
+    assert called_by(client, **allowed("required"))[1] == [("add", "{}")]
+
+
+def test_calls_stay_possible_beside_a_response_format(says: Says) -> None:
     schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
     wanted = {"type": "json_schema", "json_schema": schema}
-    model.answer = CALL
-    (choice,) = chat(scripted, tools=TOOLS, response_format=wanted)["choices"]
-    assert calls_of(choice["message"]) == [("weather", PARIS)]
-    model.answer = "{}"
-    (choice,) = chat(scripted, tools=TOOLS, response_format=wanted)["choices"]
-    assert choice["message"]["content"] == "{}"
-    model.answer = "a/"
+    asked: Json = {"tools": TOOLS, "response_format": wanted}
+    assert called_by(says(CALL), **asked)[1] == [("weather", PARIS)]
+    assert called_by(says("{}"), **asked)[0] == "{}"
     others: list[Json] = [
         {"response_format": {"type": "regex", "value": "a/"}},
         {"guided_choice": ["a/", "b"]},
         {"structured_outputs": {"grammar": 'start: "a" "/"'}},
     ]
     for other in others:
-        (choice,) = chat(scripted, tools=TOOLS, **other)["choices"]
-        assert choice["message"]["content"] == "a/"
+        assert called_by(says("a/"), tools=TOOLS, **other)[0] == "a/"
 
 
-IMPOSSIBLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+@pytest.mark.parametrize("choice", [None, "auto", {"name": "weather"}])
+def test_an_answer_to_functions_has_one_call(says: Says, choice: object) -> None:
+    """As they were before there were tools."""
+    client, fields = says(f"{CALL}{ADDING}"), {"functions": FUNCTIONS, "function_call": choice}
+    whole, parts = chat(client, **fields), chunks(client, PATH, **fields)
+    ChatCompletion.model_validate(whole)
+    list(map(ChatCompletionChunk.model_validate, parts))
+    (told,), last = whole["choices"], parts[-1]["choices"][0]
+    assert told["finish_reason"] == last["finish_reason"] == "function_call"
+    call = {"name": "weather", "arguments": PARIS}
+    silent = {"role": "assistant", "content": None, "refusal": None}
+    assert told["message"] == {**silent, "function_call": call}
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    pieces = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert pieces[0]["name"] == "weather"
+    assert "".join(piece["arguments"] for piece in pieces) == PARIS
 
 
-@pytest.mark.parametrize(("choice", "strict"), [("required", False), ("auto", True)])
-def test_a_schema_that_cannot_be_served_is_refused(
-    scripted: FlaskClient, choice: str, strict: bool
-) -> None:
-    function = {"name": "f", "parameters": IMPOSSIBLE, "strict": strict}
-    tools = [{"type": "function", "function": function}]
-    answer = ask(scripted, PATH, tools=tools, tool_choice=choice)
-    assert "Unsatisfiable" in is_error(answer, 400, "tools")
-
-
-def test_arguments_of_a_strict_tool_do_not_wait_for_their_end(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = f"So:\n{CALL}"
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    fields = {"tools": [strict, ADD]}
-    (whole,) = chat(scripted, **fields)["choices"]
-    assert whole["finish_reason"] == "tool_calls"
-    assert whole["message"]["content"] == "So:\n"
-    assert calls_of(whole["message"]) == [("weather", PARIS)]
-    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, **fields)]
-    assert len([one for one in told if "tool_calls" in one["delta"]]) > 3
-    message = accumulated([one["delta"] for one in told])
-    assert (message["content"], calls_of(message)) == ("So:\n", [("weather", PARIS)])
-    (cut,) = chat(scripted, max_tokens=len(model.answer) - 20, **fields)["choices"]
-    assert (cut["finish_reason"], calls_of(cut["message"])) == ("length", [("weather", PARIS[:-6])])
-
-
-def test_an_answer_calls_only_allowed_tools(scripted: FlaskClient, model: ScriptedModel) -> None:
-    model.answer = f"{CALL}{ADDING}"
-
-    def allowed(mode: str) -> Json:
-        named = {"type": "function", "function": {"name": "add"}}
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
-        return {"tools": TOOLS, "tool_choice": choice}
-
-    told = chat(scripted, **allowed("auto"))
-    (choice,) = told["choices"]
-    assert choice["message"]["content"] == CALL
-    assert calls_of(choice["message"]) == [("add", "{}")]
-    assert told["usage"]["prompt_tokens"] == chat(scripted, tools=TOOLS)["usage"]["prompt_tokens"]
-    model.answer = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
-    (choice,) = chat(scripted, **allowed("required"))["choices"]
-    assert calls_of(choice["message"]) == [("add", "{}")]
-
-
-def tool(**function: Any) -> Json:
-    return {"type": "function", "function": {"name": "f", **function}}
+# --- conversations --------------------------------------------------------------------------
 
 
 def called(**fields: Any) -> Json:
@@ -292,77 +210,80 @@ def called(**fields: Any) -> Json:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
+def result(content: object, id: str = "1") -> Json:
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+def tokens_of(client: FlaskClient, **fields: Any) -> int:
+    return int(chat(client, **fields)["usage"]["prompt_tokens"])
+
+
+def test_a_conversation_with_calls_is_written_by_the_template(says: Says) -> None:
+    message = chat(says(CALL), tools=TOOLS)["choices"][0]["message"]
+    answered = result([{"type": "text", "text": "rain"}], message["tool_calls"][0]["id"])
+    asked = {"messages": [USER, message, answered], "tools": TOOLS}
+    client = says("Rain.")
+    told = client.post("/chat_tokenize", json=asked).get_json()
+    text = told["templated_text"]
+    assert text.startswith("System: You may call these functions")
+    assert f"Assistant: {CALL}\n" in text
+    assert "User: <tool_response>\nrain\n</tool_response>\nAssistant:" in text
+    of_vllm = client.post("/tokenize", json=asked).get_json()
+    assert of_vllm["count"] == len(told["tokenize_response"])
+    (choice,) = chat(client, **asked)["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Rain.", "refusal": None}
+
+
+def test_a_conversation_of_functions_is_that_of_tools(says: Says) -> None:
+    call: Json = {"name": "weather", "arguments": PARIS}
+    older = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "weather", "content": "rain"},
+    ]
+    first = chat(says("Rain."), messages=older, functions=FUNCTIONS)
+    second = chat(says("Rain."), messages=[USER, called(function=call), result("rain")],
+                  tools=TOOLS)  # fmt: skip
+    assert first["choices"] == second["choices"]
+    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+
+
+def with_template(folder: Path, template: str) -> Config:
+    (folder / "chat_template.jinja").write_text(template)
+    data = str(folder / "data")
+    return Config("dynamic", data_dir=data, model=str(folder), served_model_name="embedded")
+
+
+def test_the_models_own_template_gets_the_tools(tmp_path: Path) -> None:
+    model = ScriptedModel('[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]')
+    template = (
+        "[TOOL_CALLS]{% for t in tools %}{{ t.function.name }}({{ t.function.description }})"
+        "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    with serving(with_template(tmp_path, template), lambda config: model) as client:
+        told = chat(client, tools=TOOLS)
+        assert told["usage"]["prompt_tokens"] == len("[TOOL_CALLS]weather(Of a city.)add()x")
+        (call,) = told["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": PARIS}
+        assert len(call["id"]) == 9
+
+
+def test_the_older_shapes_of_tgi_are_accepted(says: Says) -> None:
+    """A function's `arguments` in the place of `parameters`, and of a call as an object."""
+    client, schema = says("x"), WEATHER["function"]["parameters"]
+    functions = ({"name": "weather", name: schema} for name in ("arguments", "parameters"))
+    tools = [[{"type": "function", "function": function}] for function in functions]
+    assert tokens_of(client, tools=tools[0]) == tokens_of(client, tools=tools[1])
+    written = ({"name": "f", "arguments": arguments} for arguments in ({"city": "Paris"}, PARIS))
+    messages = [[called(function=function), result("5")] for function in written]
+    assert tokens_of(client, messages=messages[0]) == tokens_of(client, messages=messages[1])
+
+
 def nested(levels: int) -> Json:
     schema: Json = {}
     for _ in range(levels):
         schema = {"properties": schema}
     return schema
-
-
-USER: Json = {"role": "user", "content": "x"}
-REFUSED: list[tuple[str, Json, str]] = [
-    ("tools", {"tools": [tool(name="a b")]}, "64 letters"),
-    ("tools", {"tools": [tool(name="x" * 65)]}, "64 letters"),
-    ("tools", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "type 'function'"),
-    ("tools", {"tools": [tool(parameters={"type": "array"})]}, "type 'object'"),
-    ("tools", {"tools": [tool(parameters=[])]}, "a JSON schema"),
-    ("tools", {"tools": [tool(parameters=nested(40))]}, "32 deep"),
-    ("tools", {"tools": [tool(parameters=nested(400))]}, "32 deep"),
-    (
-        "tools",
-        {"tools": [tool(strict=True, parameters={"patternProperties": {"^a": {"const": 1}}})]},
-        "patternProperties cannot be enforced",
-    ),
-    ("tools", {"tools": [tool(description="x" * 2**18)]}, "262144 characters"),
-    ("tools", {"tools": [tool(name=f"f{n}") for n in range(MOST_TOOLS + 1)]}, "up to 128"),
-    ("tools", {"tools": [tool(), tool(name="g"), tool()]}, 'each name once, got "f" 2 times'),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "rain"}, 'tools: "weather", "add"'),
-    (
-        "tool_choice",
-        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}},
-        'got "rain"; tools: "weather", "add"',
-    ),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function"}}, "'required'"),
-    (
-        "tool_choice",
-        {
-            "tools": TOOLS,
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "rain"}}]},
-            },
-        },
-        'got "rain"; tools: "weather", "add"',
-    ),
-    ("tool_choice", {"tool_choice": "required"}, "tools: none"),
-    ("tool_choice", {"tool_choice": NAMED}, "tools: none"),
-    ("parallel_tool_calls", {"parallel_tool_calls": 1}, "true or false"),
-    ("messages", {"messages": [{"role": "tool", "content": "5"}]}, "'tool' with tool_call_id"),
-    (
-        "messages",
-        {"messages": [USER, called(), {"role": "tool", "content": "5", "tool_call_id": "2"}]},
-        'has its tool_call_id "2"; allowed: "1"',
-    ),
-    (
-        "messages",
-        {"messages": [{"role": "tool", "content": "5", "tool_call_id": "2"}]},
-        "nothing was called",
-    ),
-    ("messages", {"messages": [{**called(), "role": "user"}]}, "an assistant's tool_calls"),
-    ("messages", {"messages": [{"role": "assistant", "content": None}]}, "null beside"),
-    ("messages", {"messages": [USER, called(id=None)]}, "each with id"),
-    ("messages", {"messages": [USER, called(function={"name": "f"})]}, "name and arguments"),
-    ("messages", {"messages": [{**USER, "tool_call_id": "1"}]}, "'tool' with tool_call_id"),
-    ("messages", {"messages": [USER, *[called()] * 3000]}, "4096 messages"),
-]
-
-
-@pytest.mark.parametrize(("param", "fields", "part"), REFUSED)
-def test_a_refusal_says_what_is_allowed(
-    scripted: FlaskClient, param: str, fields: Json, part: str
-) -> None:
-    for stream in (False, True):
-        assert part in is_error(ask(scripted, PATH, stream=stream, **fields), 400, param)
 
 
 # of calls: as texts where a template joins them with text, and as objects elsewhere
@@ -382,25 +303,23 @@ WRITTEN: list[tuple[object, str]] = [
 @pytest.mark.parametrize("style", STYLES)
 def test_templates_get_objects_whatever_a_model_wrote(style: str, tmp_path: Path) -> None:
     """A client returns it on every API, cut off by `max_tokens` or not."""
-    (tmp_path / "chat_template.jinja").write_text(
+    template = (
         "{{ tools }}{% for m in messages %}{% for call in m.tool_calls or [] %}"
         + STYLES[style]
         + "{% endfor %}{% endfor %}<tool_call>"
     )
-    config = Config(mode="dynamic", data_dir=str(tmp_path / "data"), model=str(tmp_path))
+    config = with_template(tmp_path, template)
     with serving(config, lambda config: ScriptedModel()) as client:
-        model = client.get("/v1/models").get_json()["data"][0]["id"]
         for arguments, seen in WRITTEN:
             call = {"name": "f", "arguments": arguments}
-            conversation = {"model": model, "messages": [USER, called(function=call)]}
-            told = client.post("/chat_tokenize", json=conversation).get_json()
+            messages = [USER, called(function=call)]
+            told = client.post("/chat_tokenize", json={"messages": messages}).get_json()
             assert told["templated_text"] == f"None({seen})<tool_call>"
-            tokens = chat(client, **conversation)["usage"]["prompt_tokens"]
+            tokens = tokens_of(client, messages=messages)
             older = {"role": "assistant", "content": None, "function_call": call}
-            usage = chat(client, model=model, messages=[USER, older])["usage"]
-            assert usage["prompt_tokens"] == tokens
+            assert tokens_of(client, messages=[USER, older]) == tokens
             item = {"type": "function_call", "call_id": "1", **call}
-            body = {"model": model, "input": [USER, item], "store": False}
+            body = {"model": "embedded", "input": [USER, item], "store": False}
             responded = client.post("/v1/responses", json=body).get_json()
             assert responded["usage"]["input_tokens"] == tokens
             counted = client.post("/v1/responses/input_tokens", json=body).get_json()
@@ -415,12 +334,84 @@ def test_templates_get_objects_whatever_a_model_wrote(style: str, tmp_path: Path
         {"content": "No.", "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
     ],
 )
-def test_a_refusal_in_a_history_is_the_assistants_text(scripted: FlaskClient, fields: Json) -> None:
+def test_a_refusal_in_a_history_is_the_assistants_text(says: Says, fields: Json) -> None:
     """As OpenAI's API returns it, and as SDKs dump it."""
+    client = says("x")
     messages = [USER, {"role": "assistant", **fields}, USER]
-    told = scripted.post("/chat_tokenize", json={"messages": messages}).get_json()
+    told = client.post("/chat_tokenize", json={"messages": messages}).get_json()
     assert "Assistant: No.\nUser: x" in told["templated_text"]
     if fields["content"] is not None:
         items = {"input": [USER, {"type": "message", "role": "assistant", **fields}, USER]}
-        counted = scripted.post("/v1/responses/input_tokens", json=items).get_json()
+        counted = client.post("/v1/responses/input_tokens", json=items).get_json()
         assert counted["input_tokens"] == len(told["tokenize_response"])
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+def tool(**function: Any) -> Json:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+UNENFORCEABLE = {"patternProperties": {"^a": {"const": 1}}}
+IMPOSSIBLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+RESULT: Json = {"role": "function", "name": "weather", "content": "rain"}
+# the field that is named, its value, what is said
+OF_TOOLS: list[tuple[list[Json], str]] = [
+    ([tool(name="a b")], "64 letters"),
+    ([tool(name="x" * 65)], "64 letters"),
+    ([{"type": "custom", "custom": {"name": "f"}}], "type 'function'"),
+    ([tool(parameters={"type": "array"})], "type 'object'"),
+    ([tool(parameters=[])], "a JSON schema"),
+    ([tool(parameters=nested(40))], "32 deep"),
+    ([tool(parameters=nested(400))], "32 deep"),
+    ([tool(strict=True, parameters=UNENFORCEABLE)], "patternProperties cannot be enforced"),
+    ([tool(strict=True, parameters=IMPOSSIBLE)], "Unsatisfiable"),
+    ([tool(description="x" * 2**18)], "262144 characters"),
+    ([tool(name=f"f{n}") for n in range(MOST_TOOLS + 1)], "up to 128"),
+    ([tool(), tool(name="g"), tool()], 'each name once, got "f" 2 times'),
+]
+OF_CHOICES: list[tuple[object, str]] = [
+    ("rain", 'tools: "weather", "add"'),
+    ({"type": "function", "function": {"name": "rain"}}, 'got "rain"; tools: "weather", "add"'),
+    ({"type": "function"}, "'required'"),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool(name="rain")]}},
+        'got "rain"; tools: "weather", "add"',
+    ),
+]
+OF_MESSAGES: list[tuple[list[Json], str]] = [
+    ([{"role": "tool", "content": "5"}], "'tool' with tool_call_id"),
+    ([USER, called(), result("5", "2")], 'has its tool_call_id "2"; allowed: "1"'),
+    ([result("5", "2")], "nothing was called"),
+    ([{**called(), "role": "user"}], "an assistant's tool_calls"),
+    ([{"role": "assistant", "content": None}], "null beside"),
+    ([USER, called(id=None)], "each with id"),
+    ([USER, called(function={"name": "f"})], "name and arguments"),
+    ([{**USER, "tool_call_id": "1"}], "'tool' with tool_call_id"),
+    ([USER, *[called()] * 3000], "4096 messages"),
+    ([USER, RESULT], "nothing was called"),
+    ([USER, {**RESULT, "name": None}], "'function' with name"),
+]
+REFUSED: list[tuple[str, Json, str]] = [
+    *(("tools", {"tools": tools}, said) for tools, said in OF_TOOLS),
+    ("tools", {"tools": [tool(parameters=IMPOSSIBLE)], "tool_choice": "required"}, "Unsatisfiable"),
+    *(("tool_choice", {"tools": TOOLS, "tool_choice": one}, said) for one, said in OF_CHOICES),
+    ("tool_choice", {"tool_choice": "required"}, "tools: none"),
+    ("tool_choice", {"tool_choice": NAMED}, "tools: none"),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}, "true or false"),
+    *(("messages", {"messages": messages}, said) for messages, said in OF_MESSAGES),
+    ("functions", {"functions": FUNCTIONS, "tools": TOOLS}, "only one"),
+    ("functions", {"functions": [FUNCTIONS[0]] * 2}, "each name once"),
+    ("functions", {"functions": [{}]}, "up to 128 functions"),
+    ("function_call", {"function_call": {"name": "rain"}}, "functions: none"),
+    ("function_call", {"functions": FUNCTIONS, "function_call": {"name": "rain"}},
+     'got "rain"; functions: "weather", "add"'),
+    ("function_call", {"functions": FUNCTIONS, "function_call": "required"}, "'none'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("param", "fields", "part"), REFUSED)
+def test_a_refusal_says_what_is_allowed(says: Says, param: str, fields: Json, part: str) -> None:
+    for stream in (False, True):
+        assert part in is_error(ask(says("x"), PATH, stream=stream, **fields), 400, param)

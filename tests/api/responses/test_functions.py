@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from flask.testing import FlaskClient
 
+from tests.api.conftest import Says
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
-from tests.api.responses.test_responses import Json, ask, bearer, events, respond, without_names
+from tests.api.responses.test_responses import Json, ask, events, respond, without_names
 from tests.support.openai_calls import is_error
-from tests.support.scripted_model import ScriptedModel
 
 TOOLS: list[Json] = [
     {"type": "function", **WEATHER["function"]},
@@ -35,17 +34,16 @@ def shown(response: Json) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("answer", "output"), ANSWERS)
 @pytest.mark.parametrize("logprobs", [[], ["message.output_text.logprobs"]])
 def test_calls_are_items_streamed_or_not(
-    scripted: FlaskClient,
-    model: ScriptedModel,
+    says: Says,
     answer: str,
     output: list[tuple[str, str]],
     logprobs: list[str],
 ) -> None:
-    model.answer = answer
-    whole = respond(scripted, tools=TOOLS, include=logprobs)
+    client = says(answer)
+    whole = respond(client, tools=TOOLS, include=logprobs)
     assert shown(whole) == output
     assert whole["status"] == "completed"
-    parts = events(scripted, tools=TOOLS, include=logprobs)
+    parts = events(client, tools=TOOLS, include=logprobs)
     last = parts[-1]["response"]
     assert shown(last) == output
     assert {item["status"] for item in last["output"]} == {"completed"}
@@ -64,82 +62,69 @@ def test_calls_are_items_streamed_or_not(
             assert "".join(deltas) == own[-2]["arguments"] == item["arguments"]
 
 
-def test_a_call_that_is_cut_off_is_incomplete(scripted: FlaskClient, model: ScriptedModel) -> None:
-    model.answer = CALL
+def test_a_call_that_is_cut_off_is_incomplete(says: Says) -> None:
+    client = says(CALL)
     for n in range(len('<tool_call>\n{"name": "weather", "arguments": {"ci'), len(CALL) - 20):
-        told = respond(scripted, tools=TOOLS, max_output_tokens=n)
+        told = respond(client, tools=TOOLS, max_output_tokens=n)
         assert told["status"] == "incomplete"
         assert {item["status"] for item in told["output"]} == {"incomplete"}
 
 
-def test_the_result_of_a_call_continues_the_conversation(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = f"So:\n{CALL}"
-    called = respond(scripted, tools=TOOLS, store=True)
+def test_the_result_of_a_call_continues_the_conversation(says: Says) -> None:
+    client = says(f"So:\n{CALL}")
+    called = respond(client, tools=TOOLS, store=True)
     call = called["output"][-1]
-    model.answer = "Rain."
+    client = says("Rain.")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
     fields: Json = {"tools": TOOLS, "seed": 1}
-    stored = respond(scripted, previous_response_id=called["id"], input=[result], **fields)
+    stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
     assert shown(stored) == [("message", "Rain.")]
     kept = [{"role": "user", "content": "x"}, *called["output"], result]
-    sent = respond(scripted, input=kept, **fields)
+    sent = respond(client, input=kept, **fields)
     assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
     own = {"previous_response_id": None}
     assert without_names({**stored, **own}) == without_names(sent)
-    answer = ask(scripted, input=[{**result, "call_id": "call_none"}], **fields)
+    answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
     assert "call_none" in is_error(answer, 400, "input")
 
 
-def test_a_choice_of_a_function_that_is_not_offered_is_named(scripted: FlaskClient) -> None:
+def test_a_choice_of_a_function_that_is_not_offered_is_named(says: Says) -> None:
     choice = {"type": "function", "name": "rain"}
-    answer = ask(scripted, tools=TOOLS, tool_choice=choice)
+    answer = ask(says("x"), tools=TOOLS, tool_choice=choice)
     assert '"rain"' in is_error(answer, 400, "tool_choice")
 
 
-def test_an_answer_calls_only_allowed_functions(
-    scripted: FlaskClient, model: ScriptedModel
-) -> None:
-    model.answer = f"{CALL}{ADDING}"
+def test_an_answer_calls_only_allowed_functions(says: Says) -> None:
+    client = says(f"{CALL}{ADDING}")
     tools = [{"type": "function", "name": "add"}]
     choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": tools}
-    told = respond(scripted, tools=TOOLS, tool_choice=choice)
+    told = respond(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
     assert shown(told) == [("message", CALL), ("add", "{}")]
-    assert told["tool_choice"] == choice
+    assert (told["tool_choice"], told["parallel_tool_calls"]) == (choice, False)
+    assert [tool["name"] for tool in told["tools"]] == ["weather", "add"]
 
 
-def test_what_codex_sends_is_taken(
-    scripted: FlaskClient, model: ScriptedModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_codex_sends_is_taken(says: Says, caplog: pytest.LogCaptureFixture) -> None:
     """Functions in a namespace reach the model by a longer name and the client by its own; a tool
     that a server may leave out is left out."""
-    model.answer = '<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>'
+    client = says('<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>')
     space = {"type": "namespace", "name": "spawn", "description": "d", "tools": [TOOLS[1]]}
     search = {"type": "web_search", "external_web_access": False}
     fields: Json = {"tools": [*TOOLS, space, search], "reasoning": {}, "store": True}
-    called = respond(scripted, **fields)
+    called = respond(client, **fields)
     (call,) = called["output"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("spawn", "add", "{}")
     assert [tool["type"] for tool in called["tools"]] == ["function", "function", "namespace"]
     assert 'tools of type "web_search": left out' in caplog.text
-    added = next(e for e in events(scripted, **fields) if e["type"] == "response.output_item.added")
+    added = next(e for e in events(client, **fields) if e["type"] == "response.output_item.added")
     assert added["item"].items() >= {"namespace": "spawn", "name": "add"}.items()
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
     kept = [{"role": "user", "content": "x"}, call, result]
-    sent = respond(scripted, input=kept, **fields)
-    stored = respond(scripted, previous_response_id=called["id"], input=[result], **fields)
+    sent = respond(client, input=kept, **fields)
+    stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
     flat = [kept[0], {**call, "namespace": None, "name": "spawn__add"}, result]
-    flattened = respond(scripted, input=flat, **fields)
+    flattened = respond(client, input=flat, **fields)
     counts = [told["usage"]["input_tokens"] for told in (sent, stored, flattened)]
     assert counts == counts[:1] * 3
     choice = {"type": "function", "name": "add", "namespace": "spawn"}
-    assert respond(scripted, tool_choice=choice, **fields)["tool_choice"] == choice
-
-
-def test_functions_are_shown_in_the_response(scripted: FlaskClient, model: ScriptedModel) -> None:
-    model.answer = "Fine."
-    told = respond(scripted, tools=TOOLS, tool_choice="auto", parallel_tool_calls=False)
-    assert [tool["name"] for tool in told["tools"]] == ["weather", "add"]
-    assert (told["tool_choice"], told["parallel_tool_calls"]) == ("auto", False)
-    assert scripted.get(f"/v1/responses/{told['id']}", headers=bearer("")).status_code == 404
+    assert respond(client, tool_choice=choice, **fields)["tool_choice"] == choice

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
-from serving.config import MODES
-from tests.support.hash_app import FAIL_ON, STEP_S
+from tests.support.hash_app import STEP_S
 from tests.support.official import (
     done,
     ended,
-    expected,
     jobs_of,
     line,
     official,
@@ -29,54 +25,9 @@ from tests.support.process import Server, eventually, free_port, serving
 TOKENS = 6
 
 
-@pytest.fixture(scope="module", params=MODES)
-def any_mode(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("batches")
-    with serving(folder, request.param, {STEP_S: 0.001}, max_batch_size=8, max_wait_ms=5) as server:
-        yield server
-
-
-def test_every_mode_completes_a_job_alongside_immediate_requests(any_mode: Server) -> None:
-    client = official(any_mode)
-    batch = submitted(client, [line(n, max_tokens=TOKENS) for n in range(40)])
-    assert batch.status == "validating"
-    for number in range(5):
-        answer = client.completions.create(
-            model="embedded", prompt=f"line {number}", max_tokens=TOKENS, temperature=0
-        )
-        assert answer.choices[0].text == expected(number, TOKENS)
-    batch = ended(client, batch.id)
-    assert batch.status == "completed"
-    assert batch.request_counts is not None
-    assert batch.request_counts.to_dict() == {"total": 40, "completed": 40, "failed": 0}
-    output, errors = outcome(client, batch, 40)
-    assert not errors
-    require_answers(output, TOKENS)
-    assert batch.usage is not None
-    assert batch.usage.output_tokens == sum(
-        one["response"]["body"]["usage"]["completion_tokens"] for one in output.values()
-    )
-    any_mode.reaches(waiting=0, running=0)
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(
-        tmp_path_factory.mktemp("slow"),
-        "dynamic",
-        {STEP_S: 0.005},
-        max_batch_size=4,
-        api_key="a,b,c",
-        min_completion_window=1,
-    ) as server:
-        yield server
-
-
-def test_a_cancelled_job_keeps_what_was_answered(slow: Server) -> None:
-    client = official(slow, api_key="a")
-    batch = submitted(client, [line(n, max_tokens=20, ignore_eos=True) for n in range(300)])
+def test_a_cancelled_job_keeps_what_was_answered(server: Server) -> None:
+    client = official(server)
+    batch = submitted(client, [line(n, max_tokens=20) for n in range(300)])
     reached(client, batch.id, lambda batch: done(batch) > 0, "a first answer")
     cancelling = client.batches.cancel(batch.id)
     assert cancelling.status == "cancelling"
@@ -92,13 +43,8 @@ def test_a_cancelled_job_keeps_what_was_answered(slow: Server) -> None:
     assert {one["response"] for one in errors.values()} == {None}
 
 
-def running(server: Server) -> int:
-    lines: int = jobs_of(server).get("items", {}).get("running", 0)
-    return lines
-
-
-def test_the_official_clients_pages_hold_all_files_and_batches(slow: Server) -> None:
-    client = official(slow, api_key="c")
+def test_the_official_clients_pages_hold_all_files_and_batches(server: Server) -> None:
+    client = official(server)
     ids = [submitted(client, [line(0, max_tokens=1)]).id for _ in range(3)]
     for id in ids:
         ended(client, id)
@@ -112,22 +58,6 @@ def test_the_official_clients_pages_hold_all_files_and_batches(slow: Server) -> 
         client.files.retrieve(files[0])
 
 
-def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path) -> None:
-    failing: Any = {FAIL_ON: "1,2,3,5,8"}  # iterations: of the first job all, of the second some
-    with serving(tmp_path, "dynamic", failing) as server:
-        client = official(server)
-        batch = ended(client, submitted(client, [line(0, max_tokens=5)]).id)
-        assert batch.status == "completed"
-        _, errors = outcome(client, batch, 1)
-        response = errors["id 0"]["response"]
-        assert response["status_code"] == 500
-        assert response["body"]["error"]["type"] == "server_error"
-        batch = ended(client, submitted(client, [line(n, max_tokens=5) for n in range(8)]).id)
-        output, errors = outcome(client, batch, 8)
-        assert not errors
-        require_answers(output, 5)
-
-
 def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
     """It ends with status 0 though the job is unfinished; its successor continues."""
     port = free_port()
@@ -136,7 +66,7 @@ def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
         lines = [line(n, max_tokens=200, ignore_eos=True) for n in range(30)]
         lines += [line(n, max_tokens=1) for n in range(30, 40)]
         batch = submitted(client, lines)
-        eventually(lambda: running(server) > 0, "running lines")
+        eventually(lambda: jobs_of(server).get("items", {}).get("running", 0) > 0, "running lines")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
         assert "lines were not returned" not in server.log

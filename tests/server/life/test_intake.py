@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -13,10 +17,23 @@ from tests.support.hash_app import HOLD, STEP_S
 from tests.support.process import PATIENCE_S, Server, clients, connected, eventually, serving
 from tests.support.wire import post
 
+Call = Callable[..., Future[Any]]
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
 FEW_FILES = 400
 FURTHER = 4  # threads: of /stats, and of refusals
+
+
+@contextmanager
+def held(folder: Path, most: int, **options: Any) -> Iterator[tuple[Server, Path, Call]]:
+    """One request runs until the file is gone; so many clients."""
+    hold = folder / "hold"
+    hold.touch()
+    with (
+        serving(folder, "nobatch", {HOLD: hold}, max_batch_size=1, **options) as server,
+        clients(most) as call,
+    ):
+        yield server, hold, call
 
 
 def handlers(server: Server) -> int:
@@ -25,12 +42,7 @@ def handlers(server: Server) -> int:
 
 
 def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    with (
-        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
-        clients(MANY) as call,
-    ):
+    with held(tmp_path, MANY) as (server, hold, call):
         answers = []
         before = handlers(server)
         for number in range(MANY):
@@ -51,13 +63,8 @@ def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -
 
 
 def test_a_pending_request_whose_client_leaves_is_counted_as_cancelled(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
     at_once = handled_at_once(1)
-    with (
-        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
-        clients(at_once) as call,
-    ):
+    with held(tmp_path, at_once) as (server, hold, call):
         answers = [call(server.ask, "x", 2) for _ in range(at_once)]
         server.reaches(running=1, waiting=at_once - 1)
         leaving = connected(server)
@@ -72,15 +79,8 @@ def test_a_pending_request_whose_client_leaves_is_counted_as_cancelled(tmp_path:
 
 
 def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
     most = 2 * handled_at_once(1)
-    with (
-        serving(
-            tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, max_waiting=most
-        ) as server,
-        clients(most + 1) as call,
-    ):
+    with held(tmp_path, most + 1, max_waiting=most) as (server, hold, call):
         answers = [call(server.ask, "x", 1) for _ in range(most + 1)]
         server.reaches(running=1, waiting=most)
         refused = server.ask("x", 1)
@@ -97,13 +97,9 @@ def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> N
 
 
 def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
     limited = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
     most = handled_at_once(1) + FEW_FILES // 4  # of the connections, which are half of the files
-    with serving(
-        tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, prefix=limited
-    ) as server:
+    with held(tmp_path, 1, prefix=limited) as (server, hold, _):
         request = b"".join(post("/inference", prompt="x", num_tokens=1))
         waiting = [connected(server) for _ in range(most)]
         for client in waiting:
@@ -119,12 +115,7 @@ def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: 
 
 
 def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    with (
-        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
-        clients(MANY) as call,
-    ):
+    with held(tmp_path, MANY) as (server, hold, call):
         answers = [call(server.ask, "x", 2) for _ in range(MANY)]
         server.reaches(running=1, waiting=MANY - 1)
         server.process.send_signal(signal.SIGTERM)

@@ -29,18 +29,41 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [("/inference", b'"error":"'), ("/v1/completions", b'"message":"'), ("/generate", b"timeout")],
+HALF = b"POST /inference HTTP/1.1\r\nHost: [:"
+UPLOAD = (
+    b"POST /v1/files HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n"
+    b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    b"--x\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\n{"
 )
-def test_half_a_body_is_answered_with_408(hasty: Server, path: str, told: bytes) -> None:
+
+
+def half(path: str) -> bytes:
     head, body = post(path, prompt="x", num_tokens=1)
+    return head + body[:5]
+
+
+@pytest.mark.parametrize(
+    ("begun", "told"),
+    [
+        (HALF, b""),
+        (half("/inference"), b'"error":"'),
+        (half("/v1/completions"), b'"message":"'),
+        (half("/generate"), b"timeout"),
+        (UPLOAD % (99 * 2**20), b'"message":"'),
+    ],
+)
+def test_half_a_request_is_answered_with_408_and_half_a_head_ends_with_its_connection(
+    hasty: Server, begun: bytes, told: bytes
+) -> None:
     with connected(hasty) as client:
-        client.sendall(head + body[:5])
+        client.sendall(begun)
         answer = all_of(client)
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert told in answer
-    assert b"--client-timeout" in answer
+    if told:
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert told in answer
+        assert b"--client-timeout" in answer
+    else:
+        assert answer == b""
     assert "Traceback" not in hasty.log
 
 
@@ -125,26 +148,11 @@ def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
         assert server.ask().status_code == 200
 
 
-def upload(server: Server) -> socket.socket:
-    """Begins an upload that never ends."""
-    client = connected(server)
-    head = b"POST /v1/files HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n"
-    client.sendall(
-        head % (2 * server.config.max_body_bytes)
-        + b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-        + b"--x\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\n{"
-    )
-    return client
-
-
-def test_an_upload_that_stalls_is_answered_with_408(hasty: Server) -> None:
-    with upload(hasty) as client:
-        assert all_of(client).startswith(b"HTTP/1.1 408 ")
-
-
 def test_slow_uploads_do_not_take_all_threads(tmp_path: Path) -> None:
     with serving(tmp_path, client_timeout=PATIENCE_S) as server, ExitStack() as stack:
-        uploads = [stack.enter_context(upload(server)) for _ in range(MOST_AT_ONCE + 1)]
+        uploads = [stack.enter_context(connected(server)) for _ in range(MOST_AT_ONCE + 1)]
+        for client in uploads:
+            client.sendall(UPLOAD % (99 * 2**20))
         answered, _, _ = select.select(uploads, [], [], PATIENCE_S)  # in no order of arrival
         assert [all_of(client).split()[1] for client in answered] == [b"429"]
         assert server.health() == 200

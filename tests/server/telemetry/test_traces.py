@@ -135,12 +135,7 @@ def test_a_model_server_traces_its_part_of_a_request(collector: tuple[Collector,
 
 def test_a_missing_collector_harms_no_request(tmp_path: Path) -> None:
     with serving(tmp_path, otlp_endpoint="http://127.0.0.1:9") as server:
-        answer = requests.post(
-            f"{server.url}/inference",
-            json={"prompt": "hello", "num_tokens": 3},
-            timeout=PATIENCE_S,
-        )
-        assert answer.ok
+        assert server.ask().ok
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:

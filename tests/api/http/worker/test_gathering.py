@@ -13,6 +13,7 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn  # type: ignore[import-untyped]
 
 from api.http.worker.gathering import GatheringWorker
+from tests.api.http.conftest import Pair
 from web.pace import AT_ONCE
 
 HEAD, BODY = b"HTTP/1.1 404 NOT FOUND\r\n\r\n", b"there is nothing here"
@@ -27,13 +28,6 @@ def worker() -> Iterator[GatheringWorker]:
     worker.client_timeout_s, worker.most_body_bytes, worker.keys = 60.0, 100, ()
     with selectors.DefaultSelector() as worker.poller:
         yield worker
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
 
 
 def connected(worker: GatheringWorker, ours: socket.socket) -> TConn:
@@ -63,7 +57,7 @@ def one_event(worker: GatheringWorker) -> None:
 
 
 def test_an_event_of_a_connection_that_was_dropped_in_its_round_does_nothing(
-    worker: GatheringWorker, pair: tuple[socket.socket, socket.socket]
+    worker: GatheringWorker, pair: Pair
 ) -> None:
     connected(worker, pair[0])
     pair[1].sendall(b"GET ")
@@ -80,7 +74,7 @@ def test_a_late_refusal_is_sent_when_its_time_has_come(
     first: bytes,
     rest: bytes,
     worker: GatheringWorker,
-    pair: tuple[socket.socket, socket.socket],
+    pair: Pair,
 ) -> None:
     conn = answered(worker, pair[0], bodiless=bodiless)
     pair[1].sendall(b"the rest of a body")  # is not read meanwhile
@@ -99,7 +93,7 @@ def test_a_late_refusal_is_sent_when_its_time_has_come(
 
 
 def test_a_client_that_leaves_before_its_late_refusal_is_forgotten(
-    worker: GatheringWorker, pair: tuple[socket.socket, socket.socket]
+    worker: GatheringWorker, pair: Pair
 ) -> None:
     answered(worker, pair[0])
     pair[1].close()
@@ -109,7 +103,7 @@ def test_a_client_that_leaves_before_its_late_refusal_is_forgotten(
 
 
 def test_the_servers_end_does_not_wait_for_late_refusals(
-    worker: GatheringWorker, pair: tuple[socket.socket, socket.socket]
+    worker: GatheringWorker, pair: Pair
 ) -> None:
     conn = answered(worker, pair[0])
     conn.incoming.deadline_s = FAR_S

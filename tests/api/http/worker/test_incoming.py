@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 
 from api.http.errors import ApiError
 from api.http.worker.incoming import MOST_HEAD_BYTES, Incoming
+from tests.api.http.conftest import Pair
 
 MOST_BODY_BYTES = 2000
 PEER = ("127.0.0.1", 1)
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +197,7 @@ def test_no_request_follows_malformed_chunks_that_nobody_has_read(
 
 
 def test_requests_that_are_not_gathered_are_read_from_the_socket_until_the_deadline(
-    pair: tuple[socket.socket, socket.socket],
+    pair: Pair,
 ) -> None:
     ours, theirs = pair
     body = bytes(MOST_BODY_BYTES + 1)

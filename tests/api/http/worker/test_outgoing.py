@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-import socket
-from collections.abc import Iterator
 
 import pytest
 
 from api.http.worker.incoming import BYTES_PER_S
 from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
+from tests.api.http.conftest import Pair
 
 LONG_S = 3600.0
 FULL = b"x" * 8_000_000  # more than a socket holds
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
-
-
-def test_a_short_rest_is_kept_without_waiting_and_arrives_in_order(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_short_rest_is_kept_without_waiting_and_arrives_in_order(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours, LONG_S)
     outgoing.sendall(b"head")
@@ -42,18 +32,14 @@ def test_a_short_rest_is_kept_without_waiting_and_arrives_in_order(
     assert outgoing.whole
 
 
-def test_a_client_that_reads_nothing_of_a_long_response_is_given_up(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_client_that_reads_nothing_of_a_long_response_is_given_up(pair: Pair) -> None:
     outgoing = Outgoing(pair[0], 0.0)
     outgoing.sendall(b"x")  # accepted at once: no thread waits
     with pytest.raises(TimeoutError):
         outgoing.sendall(FULL)
 
 
-def test_a_client_that_falls_behind_gets_time_only_for_what_it_reads(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_client_that_falls_behind_gets_time_only_for_what_it_reads(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours, LONG_S)
     assert outgoing.deadline_s == math.inf
