@@ -65,30 +65,36 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
     args: list[str], message: str, tmp_path: Path
 ) -> None:
     """By what `./server.sh` runs; the next test types the command itself."""
-    log = tmp_path / "log"
-    assert Forked("app", ["dynamic", *args], environment(), log).wait(PATIENCE_S) != 0
+    refused(["dynamic", *args], message, tmp_path)
+
+
+def refused(args: list[str], message: str, folder: Path) -> None:
+    log = folder / "log"
+    assert Forked("app", args, environment(), log).wait(2 * PATIENCE_S) != 0
     assert message in log.read_text()
     assert "Traceback" not in log.read_text()
 
 
-def test_what_cannot_work_ends_the_command_with_what_is_allowed(tmp_path: Path) -> None:
-    """An option, a port in use, a device that is not there and a broken checkpoint."""
+def test_a_checkpoint_or_a_device_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
     shutil.copy(ROOT / "embedded" / "vocab.tiktoken", tmp_path)
-    free = str(free_port())
+    asked = ["static", "--port", str(free_port())]
+    broken = f"{tmp_path}/config.json cannot be read"
+    refused([*asked, "--model", str(tmp_path)], broken, tmp_path)
+    if not torch.cuda.is_available():
+        message = "torch finds no GPU; allowed here: auto, cpu"
+        refused([*asked, "--device", "cuda"], message, tmp_path)
+
+
+def test_the_command_refuses_options_that_cannot_work_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        refusals = [
-            (("dynamic", "--port", "no"), "--port (EB_PORT) is 'no'; allowed: a whole number"),
-            (("dynamic", "--port", port), f"cannot listen on 127.0.0.1:{port}"),
-            (("static", "--model", ".", "--port", free), f"{tmp_path}/config.json cannot be read"),
-        ]
-        if not torch.cuda.is_available():
-            asked = ("dynamic", "--device", "cuda", "--port", free)
-            refusals.append((asked, "torch finds no GPU; allowed here: auto, cpu"))
-        for args, message in refusals:
-            done = run(SERVER, *args, cwd=tmp_path)
+        for value, message in (
+            ("no", "--port (EB_PORT) is 'no'; allowed: a whole number"),
+            (port, f"cannot listen on 127.0.0.1:{port}"),
+        ):
+            done = run(SERVER, "dynamic", "--port", value)
             assert done.returncode != 0
             assert message in done.stderr
             assert "Traceback" not in done.stderr

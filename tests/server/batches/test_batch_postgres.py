@@ -45,9 +45,9 @@ def completed(server: Server) -> int:
 def test_two_servers_share_a_job_and_one_may_leave(postgres: Postgres, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_batch_size": 2, "database_url": postgres.new_database()}
     steps = {STEP_S: 0.005}
-    lines = [line(number, max_tokens=TOKENS) for number in range(200)]
+    lines = [line(number, max_tokens=TOKENS) for number in range(80)]
     # the job has not ended when all others have
-    lines.append(line(200, max_tokens=900, ignore_eos=True))
+    lines.append(line(80, max_tokens=900, ignore_eos=True))
     with serving(tmp_path, "dynamic", steps, **options) as one:
         with serving(tmp_path, "dynamic", steps, **options) as two:
             batch = submitted(official(one), lines)
@@ -61,7 +61,7 @@ def test_two_servers_share_a_job_and_one_may_leave(postgres: Postgres, tmp_path:
         assert batch.status == "completed"
         output, errors = outcome(client, batch, len(lines))
         assert not errors
-        del output["id 200"]
+        del output["id 80"]
         require_answers(output, TOKENS)
 
 
@@ -69,7 +69,7 @@ def test_a_database_that_is_gone_at_the_start_and_later_costs_nothing_but_time(
     postgres: Postgres, tmp_path: Path
 ) -> None:
     url = postgres.new_database()
-    lines = [line(number, max_tokens=TOKENS) for number in range(200)]
+    lines = [line(number, max_tokens=TOKENS) for number in range(80)]
     postgres.stop()
     try:
         with serving(
