@@ -96,6 +96,8 @@ _names = st.sampled_from(
 )
 _parameters = st.dictionaries(st.sampled_from([*Parameters.model_fields, "other"]), _json)
 
+_optional: Any = {"parameters": _parameters, "stream": _json}
+
 
 @examples(100, 400)
 @given(
@@ -103,7 +105,9 @@ _parameters = st.dictionaries(st.sampled_from([*Parameters.model_fields, "other"
     body=_json
     | st.binary(max_size=200)
     | st.dictionaries(_names, _json, max_size=8)
-    | st.fixed_dictionaries({"inputs": st.text(max_size=9)}, optional={"parameters": _parameters}),
+    | st.fixed_dictionaries(
+        {"inputs": st.text(max_size=9)}, optional={"parameters": _parameters, "stream": _json}
+    ),
 )
 def test_anything_is_answered_or_refused_with_a_sentence(
     client: FlaskClient, path: str, body: object

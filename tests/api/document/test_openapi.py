@@ -17,7 +17,7 @@ from openapi_spec_validator import validate
 from api.document.openapi import register_openapi
 from api.document.paths import OPERATIONS
 from tests.api.openai.test_openai_refusals import JSON, NAMES
-from tests.support.dialects import PATHS, body
+from tests.support.dialects import PATHS, body, refused
 
 Json = dict[str, Any]
 
@@ -65,6 +65,29 @@ def test_a_request_that_is_accepted_fits_it(
     asked = {**GOOD[path], **fields}
     if client.post(path, json=asked).status_code == 200:
         takes(document, path).validate(asked)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/inference", {"num_tokens": 0}),
+        ("/inference", {"unknown": 1}),
+        ("/v1/completions", {"prompt": []}),
+        ("/v1/completions", {"suffix": "x"}),
+        ("/v1/completions", {"logit_bias": {"5": 101}}),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}),
+        ("/v1/responses", {"tools": [{}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("/v1/chat/completions", {"temperature": -1}),
+        ("/generate", {"inputs": 5}),
+    ],
+)
+def test_requests_that_it_forbids_are_refused(
+    client: FlaskClient, document: Json, path: str, fields: Json
+) -> None:
+    assert takes(document, path).is_valid(GOOD[path])
+    assert not takes(document, path).is_valid({**GOOD[path], **fields})
+    refused(client.post(path, json={**GOOD[path], **fields}), path)
 
 
 STREAMS: dict[str, Json] = {
