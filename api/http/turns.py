@@ -1,5 +1,5 @@
 """Long bodies and texts take turns: one at a time is parsed, rendered or encoded, and then none for
-a while.
+twice as long.
 
 Such work costs a core, and in part holds the interpreter's lock. So however many clients send long
 texts at once, the thread that runs the engine keeps most of both. Short ones never wait.
@@ -47,6 +47,6 @@ class Turns:
                 yield
             finally:
                 end_s = self._clock()
-                self._next_s = end_s + (end_s - start_s) + length / PER_S
+                self._next_s = end_s + 2 * (end_s - start_s) + length / PER_S
         finally:
             self._lock.release()

@@ -10,6 +10,7 @@ nor the engine is imported.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -185,6 +186,9 @@ async def again_and_again(
 async def play(url: str, kind: Kind, number: int, answers: Counter[str]) -> None:
     place = urlsplit(url)
     where = place.hostname or "", place.port or 80
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     print("begun", flush=True)
     await asyncio.gather(*(
         again_and_again(where, kind, number + i, answers) for i in range(kind.connections)
@@ -194,11 +198,9 @@ async def play(url: str, kind: Kind, number: int, answers: Counter[str]) -> None
 def main() -> None:
     url, kind, number = sys.argv[1:]
     answers: Counter[str] = Counter()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(play(url, KINDS[kind](), int(number), answers))
-    finally:
-        print(json.dumps(answers))
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":

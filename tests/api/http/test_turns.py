@@ -29,7 +29,7 @@ class Hours:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_after_a_turn_there_is_none_for_as_long_again(fails: bool) -> None:
+def test_after_a_turn_there_is_none_for_twice_as_long(fails: bool) -> None:
     clock = Hours()
     turn = Turns(clock, clock.sleep).of
     with contextlib.suppress(KeyError), turn(LONG):
@@ -40,7 +40,7 @@ def test_after_a_turn_there_is_none_for_as_long_again(fails: bool) -> None:
         pass
     assert clock.slept_s == [0.0]
     with turn(LONG):
-        assert clock.slept_s[1] == pytest.approx(0.5 + LONG / PER_S)
+        assert clock.slept_s[1] == pytest.approx(1.0 + LONG / PER_S)
 
 
 def test_a_long_text_that_waits_for_long_is_refused_and_a_short_one_never_waits(
