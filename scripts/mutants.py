@@ -22,7 +22,8 @@ LIMIT_S, HANG_S = 150, 90  # of a mutant's tests of either sort, and of one test
 LIFE = ["tests/server/life", "tests/server/test_serving.py", "tests/server/test_scheduling.py"]
 PROCESSES = {
     **dict.fromkeys(("batching.py", "engine", "scheduling"), LIFE),
-    **{package: ["tests/model_server"] for package in ("runtime", "models")},
+    "runtime": ["tests/runtime/test_shards.py", "tests/model_server"],
+    "models": ["tests/models/test_fetch.py", "tests/model_server"],
     **{package: ["tests/server/apis", *LIFE] for package in ("text", "api")},
     "deferred": ["tests/deferred/store/test_killed.py", "tests/server/batches"],
     "router": ["tests/router/http"],
@@ -58,15 +59,14 @@ def faults(node: ast.AST) -> Iterator[Fault]:
 
 def drawn(tree: Path, seed: str) -> list[tuple[float, str, Path, Fault]]:
     """Ranked: a package has a share as the root of its size; in it, all kinds are alike."""
-    chance, ranked = random.Random(seed), []
+    chance, seen, ranked = random.Random(seed), Counter[tuple[str, str]](), []
     for package in PROCESSES:
         paths = sorted(tree.glob(f"{package}/**/*.py")) or [tree / package]
         found = [(path, fault) for path in paths for fault in faults(ast.parse(path.read_text()))]
         chance.shuffle(found)
-        seen = Counter[str]()
         for path, fault in found:
-            ranked.append(((seen[fault[2]] + 0.5) / len(found) ** 0.5, package, path, fault))
-            seen[fault[2]] += 1
+            seen[kind := (package, fault[2])] += 1
+            ranked.append(((seen[kind] - 0.5) / len(found) ** 0.5, package, path, fault))
     return sorted(ranked, key=lambda mutant: mutant[0])
 
 
@@ -89,8 +89,8 @@ def tested(tree: Path, tests: list[str], *command: str) -> str:
     limited = [*command, "timeout", "-sINT", "-k20", f"{LIMIT_S}", sys.executable, "-m", "pytest"]
     options = ["-xqm", "not long", "-p", "no:cacheprovider", f"--timeout={HANG_S}", *tests]
     ended = subprocess.run([*limited, *options], cwd=tree, capture_output=True, text=True)
-    if failed := re.search(r"^(FAILED|ERROR) (\S+)(.*)", ended.stdout, re.MULTILINE):
-        return f"{'hung' if 'Timeout (' in failed[3] else 'caught'} by {failed[2]}"
+    if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE):
+        return f"{'hung' if 'Timeout (>' in ended.stdout else 'caught'} by {failed[1]}"
     return {0: "survived", 124: "out of time"}.get(ended.returncode, f"ended {ended.returncode}")
 
 

@@ -15,7 +15,7 @@ from deferred.entities import Batch, Usage
 from deferred.errors import StoreUnavailableError
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
-from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
+from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from engine.inference import Inference
 from requested import Sampling
 from tests.deferred.jobs import MODEL, OWNER, new_items, started, unrun
@@ -159,6 +159,18 @@ def test_no_more_requests_are_in_hand_than_the_window_and_their_bytes_allow(
             for call in list(endpoints.open)[: most - 2]:
                 call.end()
     assert endpoints.most_open == most
+
+
+def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.held = True
+    window = 3 * BURST_LINES
+    begun(store, window)
+    worker = Worker(store, endpoints, name="w1", model=MODEL, window=window, hurried=lambda: True)
+    for lines in (BURST_LINES, 2 * BURST_LINES):
+        assert worker.turn() == 0
+        assert len(endpoints.begun) == lines
 
 
 def test_a_refusal_is_the_lines_error(store: JobStore, endpoints: Endpoints) -> None:

@@ -95,7 +95,7 @@ def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S
 
 def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:
     early = sized(store, [300, 100, 100, 100, 50, 60], expires_at=8000.0)
-    late = sized(store, [10], expires_at=9000.0)
+    late = sized(store, [140, 1], expires_at=9000.0)
     claimed = []
     while items := store.items.claim(WORKER, MODEL, 9, NOW_S, 200):
         claimed.append([(item.batch_id, item.line) for item in items])
@@ -104,6 +104,7 @@ def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) ->
         [(early, 2), (early, 3)],
         [(early, 4), (early, 5)],
         [(early, 6), (late, 1)],
+        [(late, 2)],
     ]
 
 

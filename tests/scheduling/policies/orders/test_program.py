@@ -41,8 +41,8 @@ def test_programs_of_the_same_level_run_in_order_of_arrival() -> None:
 def test_all_calls_of_a_program_count_together_and_those_without_a_program_alone() -> None:
     order = Program()
     for id in (1, 2):
-        order.observe([Served(Shown(id, program=1), 40, 1), Served(Shown(id + 10), 40, 1)])
-    assert order_of(order, Shown(3, program=1), Shown(4)) == [4, 3]
+        order.observe([Served(Shown(id, program=4), 40, 1), Served(Shown(id + 10), 40, 1)])
+    assert order_of(order, Shown(3, program=4), Shown(4)) == [4, 3]  # numbers apart, too
     assert order.group_rank(order.group(Shown(11))) == 0
 
 
