@@ -19,24 +19,24 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9895,
-    "benchmarks": 10330,
-    "client": 12473,
-    "deferred": 3567,
+    "api": 9888,
+    "benchmarks": 8752,
+    "client": 12467,
+    "deferred": 3565,
     "kernels": 1368,
-    "model_server": 2536,
+    "model_server": 2531,
     "models": 2416,
-    "router": 3507,
-    "runtime": 5574,
-    "scheduling": 2482,
-    "tests": 53400,
+    "router": 3506,
+    "runtime": 5573,
+    "scheduling": 2481,
+    "tests": 51342,
     "text": 2038,
     "others": 8070,
 }
-PRODUCT_LINES = 41445  # all but tests, benchmarks and client
-SHORT_FILES = 87
-LONG_FUNCTIONS = 21
-REPEATED_CLASS_NAMES = 74  # names that two classes outside the tests have
+PRODUCT_LINES = 41436  # all but tests, benchmarks and client
+SHORT_FILES = 81
+LONG_FUNCTIONS = 18
+REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have
 
 
 @functools.cache
