@@ -46,9 +46,9 @@ class Experiment:
         found = Found(self, {side: [] for side in self.sides})
         total = rounds * len(self.sides)
         with tqdm(total=total, desc=shown, disable=shown is None, file=sys.stderr) as bar:
-            for number_of in range(rounds):
-                work = self.work(number_of)
-                for side in in_turn(list(self.sides), number_of):
+            for round_number in range(rounds):
+                work = self.work(round_number)
+                for side in in_turn(list(self.sides), round_number):
                     if shown is not None:
                         gc.collect()
                     found.turns[side].append(self.sides[side](work))
