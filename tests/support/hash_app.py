@@ -19,9 +19,9 @@ from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import find_remote_model
 from tests.support.hash_model import HashModel
-from tests.support.hashed import VOCAB_SIZE
+from tests.support.hashed import VOCAB_SIZE, reference
 from tests.support.scripted_model import ScriptedModel
-from text.tokenizer import Tokenizer
+from text.tokenizer import Detokenizer, Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
 FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated
@@ -42,6 +42,19 @@ END_ID = VOCAB_SIZE - 1
 def byte_tokenizer(end_ids: Sequence[int] = (END_ID,)) -> Tokenizer:
     table = {byte: bytes([byte]) for byte in range(256)} | {END_ID: b"<|endoftext|>"}
     return Tokenizer(lambda text: list(text.encode()), table, end_ids)
+
+
+def generated(prompt: str | bytes, n: int, seed: int | None) -> list[int]:
+    """The tokens of a request that is alone, up to an end."""
+    ids = prompt.encode() if isinstance(prompt, str) else prompt
+    tokens = reference(list(ids), n, seed)
+    return tokens[: tokens.index(END_ID) + 1] if END_ID in tokens else tokens
+
+
+def spelled(tokens: Sequence[int]) -> str:
+    """Their text, which an end is not."""
+    detokenizer = Detokenizer(byte_tokenizer())
+    return detokenizer.push([id for id in tokens if id != END_ID]) + detokenizer.finish()
 
 
 def load(config: Config) -> LoadedModel:

@@ -12,10 +12,8 @@ from huggingface_hub import InferenceClient
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.support.hash_app import END_ID, byte_tokenizer
-from tests.support.hashed import reference
+from tests.support.hash_app import generated, spelled
 from tests.support.process import PATIENCE_S, Server, closed_at_end, eventually
-from text.tokenizer import Detokenizer
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 Json = dict[str, Any]
@@ -50,11 +48,7 @@ def line(number: int, **body: Any) -> Json:
 
 def expected(number: int, tokens: int) -> str:
     """The text of `line(number, max_tokens=tokens)`."""
-    ids = reference(list(f"line {number}".encode()), tokens, None)
-    if END_ID in ids:
-        ids = ids[: ids.index(END_ID)]
-    detokenizer = Detokenizer(byte_tokenizer())
-    return detokenizer.push(ids) + detokenizer.finish()
+    return spelled(generated(f"line {number}", tokens, None))
 
 
 def jsonl(lines: Sequence[Json]) -> bytes:

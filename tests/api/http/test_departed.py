@@ -44,22 +44,6 @@ def test_without_a_socket_there_is_nothing_to_watch() -> None:
     Departures().watch(None, lambda: pytest.fail("no client can leave"))()
 
 
-def test_many_clients_leave_at_once_and_each_is_reported() -> None:
-    departures = Departures()
-    pairs = [socket.socketpair() for _ in range(50)]
-    events = [threading.Event() for _ in pairs]
-    for (ours, _), event in zip(pairs, events, strict=True):
-        departures.watch(ours, event.set)
-    for _, theirs in pairs[::2]:
-        theirs.close()
-    for event in events[::2]:
-        assert event.wait(PATIENCE_S)
-    assert not any(event.is_set() for event in events[1::2])
-    for ours, theirs in pairs:
-        ours.close()
-        theirs.close()
-
-
 def test_a_socket_that_is_closed_while_others_leave_ends_no_watch() -> None:
     """Two leave at once, and the handler of one is done, its socket closed, before its turn."""
     departures = Departures()

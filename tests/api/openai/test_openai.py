@@ -12,36 +12,25 @@ from hypothesis import strategies as st
 from api.openai.fields.shared import seed_of_choice
 from tests.api.conftest import speculating
 from tests.examples import examples
-from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.hash_app import END_ID, byte_tokenizer, generated, spelled
 from tests.support.hashed import reference, reference_logprob
-from tests.support.openai_calls import CONTEXT, Json, chat, chunks, complete
+from tests.support.openai_calls import CHAT, CONTEXT, Json, both, chat, complete, counted
 from text.tokenizer import Detokenizer
 
 
-def expected(prompt: bytes, n: int, seed: int | None, stop: str | None) -> tuple[str, int, str]:
+def expected(
+    prompt: bytes, n: int, seed: int | None, stop: str | None = None, *, included: bool = False
+) -> tuple[str, int, str]:
     """Text, tokens and finish_reason of a request that is alone, token by token."""
-    detokenizer, text = Detokenizer(byte_tokenizer()), ""
-    number, finish = 0, "length"
-    for token in reference(list(prompt), n, seed):
+    detokenizer, text, number = Detokenizer(byte_tokenizer()), "", 0
+    tokens = generated(prompt, n, seed)
+    while number < len(tokens) and not (stop and stop in text):
+        text += detokenizer.push([t for t in tokens[number : number + 1] if t != END_ID])
         number += 1
-        if token == END_ID:
-            finish = "stop"
-            break
-        text += detokenizer.push([token])
-        if stop and stop in text:
-            break
     text += detokenizer.finish()
     if stop and stop in text:
-        return text[: text.index(stop)], number, "stop"
-    return text, number, finish
-
-
-SEEDS = st.none() | st.integers(-(2**63), 2**64 - 1)
-
-
-def counted(usage: Json) -> Json:
-    """How much was cached or drafted depends on what was asked before."""
-    return {key: count for key, count in usage.items() if not key.endswith("details")}
+        return text[: text.index(stop)] + stop * included, number, "stop"
+    return text, number, "stop" if tokens[-1] == END_ID else "length"
 
 
 @pytest.fixture(scope="module", params=["as it is", "with drafts"])
@@ -73,15 +62,13 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
 ) -> None:
     """The stop string is cut from the text itself, where it crosses borders of tokens at will."""
     # of a longer answer: at the end of this one the stop string may have begun
-    plain, _, _ = expected(prompt.encode(), n + 5, seed, None)
+    plain, _, _ = expected(prompt.encode(), n + 5, seed)
     stop = plain[stop_at[0] : sum(stop_at)] or None
-    text, tokens, finish = expected(prompt.encode(), n, seed, stop)
-    if included and stop and finish == "stop" and plain.startswith(text + stop):
-        text += stop
+    text, tokens, finish = expected(prompt.encode(), n, seed, stop, included=included)
     fields: Json = {"prompt": prompt, "max_tokens": n, "stop": stop, "echo": echo}
     fields["include_stop_str_in_output"] = included
     fields |= {"temperature": 0} if seed is None else {"seed": seed}
-    whole = complete(either, **fields)
+    whole = both(either, **fields)
     (choice,) = whole["choices"]
     assert choice["text"] == (prompt if echo else "") + text
     assert choice["finish_reason"] == finish
@@ -90,13 +77,6 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
         "completion_tokens": tokens,
         "total_tokens": len(prompt.encode()) + tokens,
     }
-    parts = chunks(either, **fields, stream_options={"include_usage": True})
-    assert parts[-1]["choices"] == []
-    assert counted(parts[-1]["usage"]) == counted(whole["usage"])
-    assert all(part["usage"] is None for part in parts[:-1])
-    assert "".join(part["choices"][0]["text"] for part in parts[:-1]) == choice["text"]
-    reasons = [part["choices"][0]["finish_reason"] for part in parts[:-1]]
-    assert reasons == [None] * (len(reasons) - 1) + [finish]
 
 
 @given(
@@ -111,16 +91,12 @@ def test_every_token_that_is_counted_has_its_logprob_streamed_or_not(
 ) -> None:
     prompt = "hé"
     fields: Json = {"prompt": prompt, "max_tokens": n, "seed": seed, "logprobs": alternatives}
-    fields |= {"echo": echo, "stop": stop}
-    answer = complete(client, **fields)
-    (choice,) = answer["choices"]
-    told = choice["logprobs"]
+    answer = both(client, **fields, echo=echo, stop=stop)
+    told = answer["choices"][0]["logprobs"]
     ids = list(prompt.encode()) + reference(list(prompt.encode()), n, seed)
     first = 0 if echo else len(prompt.encode())
-    usage = answer["usage"]
-    assert len(told["tokens"]) == usage["completion_tokens"] + len(prompt.encode()) * echo
-    for number, logprob in enumerate(told["token_logprobs"]):
-        place = first + number
+    assert len(told["tokens"]) == answer["usage"]["completion_tokens"] + len(prompt.encode()) * echo
+    for place, logprob in enumerate(told["token_logprobs"], start=first):
         if place == 0:
             assert logprob is None
         else:
@@ -132,13 +108,8 @@ def test_every_token_that_is_counted_has_its_logprob_streamed_or_not(
     if alternatives == 0:
         assert told["top_logprobs"] is None
     else:
-        assert all(
-            top is None or len(top) in (alternatives, alternatives + 1)
-            for top in told["top_logprobs"]
-        )
-    parts = [part["choices"][0]["logprobs"] for part in chunks(client, **fields)]
-    for key in ("tokens", "token_logprobs", "text_offset"):
-        assert [value for part in parts for value in part[key]] == told[key]
+        numbers = (alternatives, alternatives + 1)
+        assert all(top is None or len(top) in numbers for top in told["top_logprobs"])
 
 
 @given(n=st.integers(1, 30), seed=st.integers(0, 999), top=st.none() | st.integers(0, 3))
@@ -146,57 +117,39 @@ def test_chat_logprobs_have_the_bytes_of_the_text(
     client: FlaskClient, n: int, seed: int, top: int | None
 ) -> None:
     fields: Json = {"max_tokens": n, "seed": seed, "logprobs": True, "top_logprobs": top}
-    (choice,) = chat(client, **fields)["choices"]
+    (choice,) = both(client, CHAT, **fields)["choices"]
     content = choice["logprobs"]["content"]
     held = bytes(byte for token in content for byte in token["bytes"])
     assert held.decode(errors="replace") == choice["message"]["content"]
     assert all(len(token["top_logprobs"]) == (top or 0) for token in content)
-    opening, *parts = chunks(client, "/v1/chat/completions", **fields)
-    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    deltas = [part["choices"][0] for part in parts]
-    text = "".join(delta["delta"].get("content", "") for delta in deltas)
-    assert text == choice["message"]["content"]
-    logprobs = [
-        token for delta in deltas if delta["logprobs"] for token in delta["logprobs"]["content"]
-    ]
-    assert logprobs == content
-    assert deltas[-1]["delta"] == {}
-    assert deltas[-1]["finish_reason"] == choice["finish_reason"]
 
 
-@given(seed=SEEDS.filter(lambda seed: seed is not None), n=st.integers(1, 5))
+@given(seed=st.integers(-(2**63), 2**64 - 1), n=st.integers(1, 5))
 def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
     client: FlaskClient, seed: int, n: int
 ) -> None:
-    alone = complete(client, seed=seed)["choices"][0]
-    several = complete(client, seed=seed, n=n, best_of=n)
-    assert several["choices"][0] == alone
-    assert [choice["index"] for choice in several["choices"]] == list(range(n))
+    several = both(client, seed=seed, n=n, best_of=n)
+    assert several["choices"][0] == complete(client, seed=seed)["choices"][0]
     seeds = [seed_of_choice(seed, index) for index in range(n)]
     assert len(set(seeds)) == n
     assert all(0 <= derived < 2**63 for derived in seeds[1:])
-    texts = [expected(b"x", 16, own, None)[0] for own in seeds]
+    texts = [expected(b"x", 16, own)[0] for own in seeds]
     assert [choice["text"] for choice in several["choices"]] == texts
     assert several["usage"]["prompt_tokens"] == 1
-    streamed = [""] * n
-    for part in chunks(client, seed=seed, n=n):
-        streamed[part["choices"][0]["index"]] += part["choices"][0]["text"]
-    assert streamed == [choice["text"] for choice in several["choices"]]
 
 
-def test_a_prompt_may_be_text_or_token_ids(client: FlaskClient) -> None:
-    for prompt in ("ab", ["ab"], [97, 98], [[97, 98]]):
-        answer = complete(client, prompt=prompt, seed=5)
-        assert answer["choices"][0]["text"] == expected(b"ab", 16, 5, None)[0]
-
-
-def test_several_prompts_are_answered_in_order_each_as_if_alone(client: FlaskClient) -> None:
-    answer = complete(client, prompt=["a", "bc", "d"], n=2, seed=3, max_tokens=8)
-    texts = [choice["text"] for choice in answer["choices"]]
-    for number, prompt in enumerate(["a", "bc", "d"]):
-        alone = complete(client, prompt=prompt, n=2, seed=3, max_tokens=8)
-        assert texts[2 * number : 2 * number + 2] == [c["text"] for c in alone["choices"]]
-    assert answer["usage"]["prompt_tokens"] == 4
+def test_several_prompts_of_text_or_token_ids_are_answered_in_order_each_as_if_alone(
+    client: FlaskClient,
+) -> None:
+    for prompts in (["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]):
+        answer = complete(client, prompt=prompts, n=2, seed=3)
+        texts = [choice["text"] for choice in answer["choices"]]
+        for number, prompt in enumerate(prompts):
+            alone = complete(client, prompt=prompt, n=2, seed=3)
+            assert texts[2 * number : 2 * number + 2] == [c["text"] for c in alone["choices"]]
+            own = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
+            assert texts[2 * number] == expected(own, 16, 3)[0]
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
 @given(st.text(min_size=1, max_size=20))
@@ -211,11 +164,8 @@ def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(
     first, *others = choice["logprobs"]["token_logprobs"]
     assert first is None
     assert others == [reference_logprob(ids[:i], ids[i]) for i in range(1, len(ids))]
-    assert counted(answer["usage"]) == {
-        "prompt_tokens": len(ids),
-        "completion_tokens": 0,
-        "total_tokens": len(ids),
-    }
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), 0)
 
 
 def test_a_prompt_is_scored_as_the_evaluation_harness_requests_it(client: FlaskClient) -> None:
@@ -226,9 +176,9 @@ def test_a_prompt_is_scored_as_the_evaluation_harness_requests_it(client: FlaskC
     )
     fields: Json = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
     (choice,) = complete(client, prompt=[prompt], **fields)["choices"]
-    _, *scores, generated = choice["logprobs"]["token_logprobs"]
+    _, *scores, generated_ = choice["logprobs"]["token_logprobs"]
     assert scores == [reference_logprob(prompt[:1], prompt[1])]
-    assert generated == reference_logprob(prompt, END_ID)
+    assert generated_ == reference_logprob(prompt, END_ID)
     assert choice["logprobs"]["tokens"][-1] == "<|endoftext|>"
     assert choice["finish_reason"] == "stop"
 
@@ -240,22 +190,6 @@ def test_a_completion_has_16_tokens_and_a_chat_the_rest_of_the_context(
     assert chat(client, ignore_eos=True)["usage"]["total_tokens"] == CONTEXT
     for name in ("max_tokens", "max_completion_tokens"):
         assert chat(client, ignore_eos=True, **{name: 3})["usage"]["completion_tokens"] == 3
-
-
-def ending_seed() -> int:
-    """One that generates an end token soon after "x"."""
-    return next(s for s in range(10_000) if END_ID in reference([ord("x")], 10, s)[2:])
-
-
-def test_an_end_token_ends_the_answer_unless_ignored(client: FlaskClient) -> None:
-    seed = ending_seed()
-    answer = complete(client, seed=seed, max_tokens=20)
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert "<|endoftext|>" not in answer["choices"][0]["text"]
-    on = complete(client, seed=seed, max_tokens=20, ignore_eos=True)
-    assert on["choices"][0]["finish_reason"] == "length"
-    assert on["choices"][0]["text"].startswith(answer["choices"][0]["text"] + "<|endoftext|>")
-    assert on["usage"]["completion_tokens"] == 20
 
 
 @given(seed=st.integers(0, 999), number=st.integers(0, 9), ignore_eos=st.booleans())
@@ -275,19 +209,10 @@ def test_a_stop_token_ends_the_answer_as_the_end_token_does(
 
 
 def test_stop_strings_count_from_min_tokens_on(client: FlaskClient) -> None:
-    first = byte_tokenizer().token_bytes(reference([ord("x")], 1, 3)[0]).decode()
+    first = spelled(reference([ord("x")], 1, 3))
     asked: Json = {"seed": 3, "max_tokens": 40, "ignore_eos": True, "stop": first}
     assert complete(client, **asked)["usage"]["completion_tokens"] == 1
     assert complete(client, **asked, min_tokens=5)["usage"]["completion_tokens"] > 5
-
-
-def test_null_is_the_same_as_left_out(client: FlaskClient) -> None:
-    names = [
-        *("n", "stop", "temperature", "top_p", "max_tokens", "logprobs", "suffix", "stream"),
-        *("stream_options", "logit_bias", "presence_penalty", "best_of", "echo", "service_tier"),
-    ]
-    nulls = complete(client, seed=1, **dict.fromkeys(names))
-    assert nulls["choices"] == complete(client, seed=1)["choices"]
 
 
 def test_flex_is_the_deferred_class_and_is_returned(client: FlaskClient) -> None:

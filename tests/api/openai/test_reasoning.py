@@ -10,10 +10,11 @@ import pytest
 
 from serving.config import Config
 from tests.api.conftest import Says, saying
-from tests.api.openai.test_tools import CALL, PARIS, TOOLS, accumulated, calls_of
+from tests.api.openai.test_tools import CALL, PARIS, TOOLS
+from tests.api.responses.test_responses import both as responded
 from tests.api.responses.test_responses import events, respond
 from tests.support.dialects import TGI, ask
-from tests.support.openai_calls import Json, chat, chunks
+from tests.support.openai_calls import CHAT, Json, both, calls_of, chat, chunks
 
 # the parts of Qwen3's template that concern reasoning
 TEMPLATE = """\
@@ -54,7 +55,7 @@ def test_reasoning_is_apart_from_the_answer_streamed_or_not(
     calls: list[tuple[str, str]],
 ) -> None:
     thinking = thinks(BEFORE + answer)
-    whole = chat(thinking, tools=TOOLS, logprobs=True)
+    whole = both(thinking, CHAT, tools=TOOLS, logprobs=True, seed=1)
     (choice,) = whole["choices"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, content)
@@ -63,15 +64,9 @@ def test_reasoning_is_apart_from_the_answer_streamed_or_not(
     assert tokens.decode().strip() == answer
     details = whole["usage"]["completion_tokens_details"]
     assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
-    deltas = [
-        c["choices"][0]["delta"] for c in chunks(thinking, "/v1/chat/completions", tools=TOOLS)
-    ]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
-    assert accumulated(deltas)["content"] == (content or "")
-    first = next(
-        i for i, delta in enumerate(deltas) if delta.get("content") or "tool_calls" in delta
-    )
-    assert all("reasoning_content" not in delta for delta in deltas[first:])
+    deltas = [part["choices"][0]["delta"] for part in chunks(thinking, CHAT, tools=TOOLS)]
+    kinds = ["reasoning_content" in delta for delta in deltas if delta.get("role") is None]
+    assert kinds == sorted(kinds, reverse=True), "all of it comes first"
 
 
 def test_an_answer_without_reasoning_has_none(thinks: Says) -> None:
@@ -88,18 +83,15 @@ def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says
     whole = respond(thinking, tools=[{"type": "function", **tool["function"]} for tool in TOOLS])
     assert [item["type"] for item in whole["output"]] == ["reasoning", "function_call"]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
-    parts = events(thinks(BEFORE + "Fine."))
-    last = parts[-1]["response"]
+    last = responded(thinks(BEFORE + "Fine."), seed=1)
     assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
     details = last["usage"]["output_tokens_details"]
     assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
-    own = [event for event in parts if event.get("output_index") == 0]
-    kinds = [event["type"].removeprefix("response.") for event in own]
+    parts = [e for e in events(thinking, seed=1) if e.get("output_index") == 0]
+    kinds = [event["type"].removeprefix("response.") for event in parts]
     assert kinds[:2] == ["output_item.added", "content_part.added"]
     assert kinds[-3:] == ["reasoning_text.done", "content_part.done", "output_item.done"]
     assert set(kinds[2:-3]) == {"reasoning_text.delta"}
-    assert "".join(event["delta"] for event in own[2:-3]) == own[-3]["text"] == THOUGHT
-    assert own[-1]["item"] == last["output"][0]
 
     def counted(items: list[Json]) -> int:
         user = {"role": "user", "content": "x"}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.api.conftest import Says
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
-from tests.api.responses.test_responses import Json, ask, events, respond, without_names
+from tests.api.responses.test_responses import Json, ask, both, events, respond, without_names
 from tests.support.openai_calls import is_error
 
 TOOLS: list[Json] = [
@@ -32,34 +32,14 @@ def shown(response: Json) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("answer", "output"), ANSWERS)
-@pytest.mark.parametrize("logprobs", [[], ["message.output_text.logprobs"]])
 def test_calls_are_items_streamed_or_not(
-    says: Says,
-    answer: str,
-    output: list[tuple[str, str]],
-    logprobs: list[str],
+    says: Says, answer: str, output: list[tuple[str, str]]
 ) -> None:
-    client = says(answer)
-    whole = respond(client, tools=TOOLS, include=logprobs)
+    whole = both(says(answer), tools=TOOLS)
     assert shown(whole) == output
-    assert whole["status"] == "completed"
-    parts = events(client, tools=TOOLS, include=logprobs)
-    last = parts[-1]["response"]
-    assert shown(last) == output
-    assert {item["status"] for item in last["output"]} == {"completed"}
-    for index, item in enumerate(last["output"]):
-        own = [event for event in parts if event.get("output_index") == index]
-        assert own[0]["type"] == "response.output_item.added"
-        assert own[-1] == {
-            "type": "response.output_item.done",
-            "sequence_number": own[-1]["sequence_number"],
-            "output_index": index,
-            "item": item,
-        }
-        if item["type"] == "function_call":
-            assert own[0]["item"] == {**item, "status": "in_progress", "arguments": ""}
-            deltas = [event["delta"] for event in own[1:-2]]
-            assert "".join(deltas) == own[-2]["arguments"] == item["arguments"]
+    assert {item["status"] for item in whole["output"]} == {"completed"} == {whole["status"]}
+    scored = {"include": ["message.output_text.logprobs"], "tools": TOOLS}
+    assert shown(events(says(answer), **scored)[-1]["response"]) == output
 
 
 def test_a_call_that_is_cut_off_is_incomplete(says: Says) -> None:

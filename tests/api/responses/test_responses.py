@@ -71,8 +71,26 @@ def without_names(response: Json) -> Json:
     """Without what differs between two responses to the same request."""
     own = {"id", "created_at", "completed_at", "usage"}
     told = {key: value for key, value in response.items() if key not in own}
-    told["output"] = [{**item, "id": ""} for item in told["output"]]
+    told["output"] = [{**item, "id": "", "call_id": ""} for item in told["output"]]
     return told
+
+
+def both(client: FlaskClient, **fields: Any) -> Json:
+    """A response, which its stream is, too, item by item."""
+    whole, parts = respond(client, **fields), events(client, **fields)
+    last = parts[-1]["response"]
+    assert without_names(last) == without_names(whole)
+    for index, item in enumerate(last["output"]):
+        added, *own, done = [event for event in parts if event.get("output_index") == index]
+        part = "arguments" if item["type"] == "function_call" else "content"
+        assert added["type"] == "response.output_item.added"
+        empty = "" if part == "arguments" else []
+        assert added["item"] == {**item, "status": "in_progress", part: empty}
+        assert (done["type"], done["item"]) == ("response.output_item.done", item)
+        assert {event["item_id"] for event in own} == {item["id"]}
+        written = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        assert written == (item[part] if part == "arguments" else item[part][0]["text"])
+    return whole
 
 
 # --- what is generated ----------------------------------------------------------------------
@@ -94,7 +112,7 @@ def test_a_response_is_the_chats_answer_streamed_or_not(
         asked |= {"logprobs": True, "top_logprobs": logprobs}
     direct = chat(client, **asked, seed=seed)
     (choice,) = direct["choices"]
-    whole = respond(client, **wanted)
+    whole = both(client, **wanted)
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
     for name, count in direct["usage"].items():
         assert name.endswith("details") or whole["usage"][names.get(name, name)] == count
@@ -105,12 +123,6 @@ def test_a_response_is_the_chats_answer_streamed_or_not(
     assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if limited else None)
     if logprobs is not None:
         assert item["content"][0]["logprobs"] == choice["logprobs"]["content"]
-    parts = events(client, **wanted)
-    assert without_names(parts[-1]["response"]) == without_names(whole)
-    deltas = [event for event in parts if event["type"] == "response.output_text.delta"]
-    assert "".join(event["delta"] for event in deltas) == text_of(whole)
-    told = [logprob for event in deltas for logprob in event["logprobs"]]
-    assert told == item["content"][0]["logprobs"]
 
 
 def test_events_have_openais_order(client: FlaskClient) -> None:
@@ -121,11 +133,12 @@ def test_events_have_openais_order(client: FlaskClient) -> None:
     middle = ["output_text.delta"] * (len(kinds) - len(beginning) - len(end))
     assert kinds == [*beginning, *middle, *end]
     assert middle
-    created, item = parts[0]["response"], parts[-2]["item"]
+    created = parts[0]["response"]
     assert (created["status"], created["output"], created["usage"]) == ("in_progress", [], None)
-    assert parts[2]["item"] == {**item, "status": "in_progress", "content": []}
-    assert parts[-1]["response"]["output"] == [item]
-    assert {event["item_id"] for event in parts if "item_id" in event} == {item["id"]}
+    asked: Json = {"include": ["message.output_text.logprobs"], "max_output_tokens": 9, "seed": 1}
+    *told, last = events(client, **asked)
+    logprobs = [one for e in told if e["type"].endswith("text.delta") for one in e["logprobs"]]
+    assert logprobs == last["response"]["output"][0]["content"][0]["logprobs"] != []
 
 
 def test_an_answer_without_a_text_is_an_empty_message(client: FlaskClient) -> None:
@@ -229,10 +242,7 @@ def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
 def test_what_does_not_fit_is_refused_or_left_out_from_the_beginning(client: FlaskClient) -> None:
     sent = [{"role": "user", "content": str(number) * 200} for number in range(8)]
     fields: Json = {"max_output_tokens": 20, "seed": 1, "instructions": "Count."}
-    answer = ask(client, input=sent, **fields)
-    message = is_error(answer, 400, "input")
-    assert message.startswith(f"This model's maximum context length is {CONTEXT} tokens. However")
-    assert answer.get_json()["error"]["code"] == "context_length_exceeded"
+    is_error(ask(client, input=sent, **fields), 400, "input")
     cut = respond(client, input=sent, truncation="auto", **fields)
     room = CONTEXT - fields["max_output_tokens"]
     assert room - len("User: \n") - 200 < cut["usage"]["input_tokens"] <= room
@@ -300,52 +310,43 @@ def test_only_events_of_a_stream_in_the_background_are_kept(
 # --- refusals -------------------------------------------------------------------------------
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
-NAMED: list[tuple[Json, str, str]] = [
-    ({"tools": [{"type": "function"}]}, "tools", "name"),
-    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "input_image"),
-    ({"input": [{"type": "item_reference", "id": "i"}]}, "input", "item_reference"),
-    ({"input": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "input", "reasoning_text"),
-    ({"input": [{"role": "tool", "content": "x"}]}, "input", "function_call_output"),
-    ({"input": []}, "input", "array"),
-    ({"input": ["hello"]}, "input", "items"),
-    ({"input": [None]}, "input", "items"),
-    ({"input": ""}, "input", "string"),
-    ({"input": None}, "input", "string"),
-    ({"input": [0] * (MOST_MESSAGES + 1)}, "input", "4096"),
-    ({"input": [{"role": "user", "content": [0] * MOST_MESSAGES}]}, "input", "4096"),
-    ({"reasoning": {"effort": 3}}, "reasoning", "strings"),
-    ({"text": {"verbosity": "none"}}, "text", "verbosity"),
-    ({"conversation": "conv_1"}, "conversation", "not supported"),
-    ({"prompt": {"id": "p"}}, "prompt", "not supported"),
-    ({"n": 2}, "n", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
-    (
-        {"text": {"format": {"type": "json_schema", "strict": True, "schema": {"type": 3}}}},
-        "text",
-        "type",
-    ),
-    ({"guided_regex": "("}, "guided_regex", "("),
-    ({"include": ["everything"]}, "include", "logprobs"),
-    ({"truncation": "some"}, "truncation", "disabled"),
-    ({"metadata": {"a": 1}}, "metadata", "strings"),
-    ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
-    ({"max_output_tokens": CONTEXT}, "input", "context"),
-    ({"background": True}, "store", "background"),
-    ({"top_logprobs": 21}, "top_logprobs", "20"),
-    ({"temperature": -1}, "temperature", "greedy"),
-    ({"text": {"format": {"type": "xml"}}}, "text", "json_schema"),
-    ({"logit_bias": {"257": 1}}, "logit_bias", "257"),
+ODD = {"type": "json_schema", "strict": True, "schema": {"type": 3}}
+NAMED: list[tuple[str, object, str]] = [
+    ("tools", [{"type": "function"}], "name"),
+    ("input", [{"role": "user", "content": [IMAGE]}], "input_image"),
+    ("input", [{"type": "item_reference", "id": "i"}], "item_reference"),
+    ("input", [{"type": "reasoning", "content": [{"type": "x"}]}], "reasoning_text"),
+    ("input", [{"role": "tool", "content": "x"}], "function_call_output"),
+    ("input", [], "array"),
+    ("input", ["hello"], "items"),
+    ("input", "", "string"),
+    ("input", None, "string"),
+    ("input", [0] * (MOST_MESSAGES + 1), "4096"),
+    ("input", [{"role": "user", "content": [0] * MOST_MESSAGES}], "4096"),
+    ("reasoning", {"effort": 3}, "strings"),
+    ("text", {"verbosity": "none"}, "verbosity"),
+    ("text", {"format": ODD}, "type"),
+    ("text", {"format": {"type": "xml"}}, "json_schema"),
+    ("conversation", "conv_1", "not supported"),
+    ("prompt", {"id": "p"}, "not supported"),
+    ("n", 2, "not supported"),
+    ("guided_regex", "(", "("),
+    ("include", ["everything"], "logprobs"),
+    ("truncation", "some", "disabled"),
+    ("top_logprobs", 21, "20"),
+    ("logit_bias", {"257": 1}, "257"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), NAMED)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_supported_is_refused_by_name(
-    client: FlaskClient, fields: Json, param: str, said: str, stream: bool
+@pytest.mark.parametrize(("param", "value", "said"), NAMED)
+def test_what_is_not_supported_is_refused_by_name_streamed_or_not(
+    client: FlaskClient, param: str, value: object, said: str
 ) -> None:
-    message = is_error(ask(client, **{"stream": stream or None, **fields}), 400, param)
-    assert f"'{param}'" in message or param == "input"
-    assert said in message
+    for stream in (None, True):
+        message = is_error(ask(client, **{"stream": stream, param: value}), 400, param)
+        assert f"'{param}'" in message or param == "input"
+        assert said in message
+    assert "background" in is_error(ask(client, background=True), 400, "store")
 
 
 def test_null_and_what_changes_nothing_is_taken(client: FlaskClient) -> None:
@@ -370,15 +371,6 @@ def test_null_and_what_changes_nothing_is_taken(client: FlaskClient) -> None:
 def test_what_is_not_there_is_404(client: FlaskClient) -> None:
     assert "/compact" in is_error(client.post("/v1/responses/compact", json={}), 404)
     is_error(ask(client, model="gpt-9"), 404, "model")
-
-
-def test_without_a_store_the_way_out_is_named() -> None:
-    where = "postgresql://secret-user:secret-password@127.0.0.3:1/secret-database"
-    with serving(Config(mode="dynamic", database_url=where)) as client:
-        message = is_error(ask(client, store=True), 503)
-        assert '"store": false' in message
-        assert "secret-" not in message
-        respond(client)
 
 
 def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Any) -> None:
