@@ -13,7 +13,9 @@ from werkzeug.test import TestResponse
 
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.dialects import Json
+from tests.support.hash_app import END_ID, byte_tokenizer, spelled
+from tests.support.hash_app import generated as tokens_of
 from tests.support.hashed import reference, reference_logprob
 
 CONTEXT = 1024
@@ -39,123 +41,65 @@ def streamed(client: FlaskClient, inputs: str, **parameters: Any) -> list[dict[s
     return [json.loads(line.removeprefix("data: ")) for line in lines if line]
 
 
-def text_of(tokens: list[int]) -> str:
-    tokenizer = byte_tokenizer()
-    return b"".join(tokenizer.token_bytes(t) for t in tokens if t != END_ID).decode(
-        errors="replace"
-    )
-
-
-def up_to_end(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(END_ID) + 1] if END_ID in tokens else tokens
-
-
 def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
     error = {"error": f"Input validation error: {message}", "error_type": "validation"}
     assert (answer.status_code, answer.get_json()) == (status, error)
     return True
 
 
+ASKED = "must be <= 1024. Given: 3 `inputs` tokens and 1022 `max_new_tokens`"
+NOT_STREAMED = "is not supported when streaming tokens"
+
+
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("paths", "parameters", "message"),
     [
-        ({"temperature": 0}, "`temperature` must be strictly positive"),
-        ({"temperature": -1.5}, "`temperature` must be strictly positive"),
-        ({"temperature": 1e-9}, "`temperature` must be >= 1e-06 and <= 1000000"),
-        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
-        ({"frequency_penalty": 2.1}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        ({"top_p": 0.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"typical_p": 1}, "`typical_p` must be > 0.0 and < 1.0"),
-        ({"top_k": 0}, "`top_k` must be strictly positive"),
-        ({"top_k": 2**32}, "`top_k` must be <= 2147483647. Given: 4294967296"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
-        ({"max_new_tokens": -7}, "`max_new_tokens` must be strictly positive"),
-        (
-            {"max_new_tokens": 1022},
-            "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 3 `inputs` tokens and 1022 "
-            "`max_new_tokens`",
-        ),
-        ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
-        ({"stop": [""]}, "`stop` must not contain an empty string"),
-        ({"stop": ["a" * 1025]}, "each of `stop` may have up to 1024 characters. Given: 1025"),
-        ({"truncate": 0}, "`truncate` must be strictly positive and less than 1023. Given: 0"),
-        (
-            {"truncate": 1024},
-            "`truncate` must be strictly positive and less than 1023. Given: 1024",
-        ),
-        ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
-        ({"watermark": True}, "`watermark` is not supported by this server"),
-        (
-            {"grammar": {"type": "regex", "value": {}}},
-            "grammar is not valid: a regex must be a string",
-        ),
-        (
-            {"grammar": {"type": "json_schema", "value": {}}},
-            "grammar is not valid: the schema must be an object",
-        ),
-        (
-            {"grammar": {"type": "yaml", "value": "a"}},
-            "`grammar` must be an object with type 'json' or 'json_schema' and value: a JSON "
-            "schema, or type 'regex' and value: a string. Given: \"yaml\"",
-        ),
-        ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
-        ({"temperature": True}, "`temperature` must be a number above 0. Given: true"),
-        (
-            {"seed": -(2**64)},
-            f"`seed` must be a whole number from -2**63 to 2**64 - 1. Given: {-(2**64)}",
-        ),
-        (
-            {"seed": 2**64},
-            f"`seed` must be a whole number from -2**63 to 2**64 - 1. Given: {2**64}",
-        ),
-        ({"stop": "x"}, '`stop` must be an array of strings. Given: "x"'),
-        ({"stop": [1]}, "`stop` must be an array of strings. Given: 1"),
+        (PATHS, {"temperature": 0}, "`temperature` must be strictly positive"),
+        (PATHS, {"temperature": 1e-9}, "`temperature` must be >= 1e-06 and <= 1000000"),
+        (PATHS, {"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
+        (PATHS, {"frequency_penalty": 2.1}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        (PATHS, {"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+        (PATHS, {"typical_p": 1}, "`typical_p` must be > 0.0 and < 1.0"),
+        (PATHS, {"top_k": 0}, "`top_k` must be strictly positive"),
+        (PATHS, {"top_k": 2**32}, "`top_k` must be <= 2147483647. Given: 4294967296"),
+        (PATHS, {"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+        (PATHS, {"max_new_tokens": 1022}, f"`inputs` tokens + `max_new_tokens` {ASKED}"),
+        (PATHS, {"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+        (PATHS, {"stop": [""]}, "`stop` must not contain an empty string"),
+        (PATHS, {"stop": ["a" * 1025]},
+         "each of `stop` may have up to 1024 characters. Given: 1025"),
+        (PATHS, {"truncate": 1024},
+         "`truncate` must be strictly positive and less than 1023. Given: 1024"),
+        (PATHS, {"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+        (PATHS, {"watermark": True}, "`watermark` is not supported by this server"),
+        (PATHS, {"grammar": {"type": "regex", "value": {}}},
+         "grammar is not valid: a regex must be a string"),
+        (PATHS, {"grammar": {"type": "json_schema", "value": {}}},
+         "grammar is not valid: the schema must be an object"),
+        ([TGI], {"best_of": 0, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 0"),
+        ([TGI], {"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+        ([TGI], {"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+        ([TGI], {"best_of": 2, "top_k": 3, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
+        ([STREAM], {"best_of": 2, "do_sample": True}, f"`best_of` != 1 {NOT_STREAMED}"),
+        ([STREAM], {"decoder_input_details": True},
+         f"`decoder_input_details` == true {NOT_STREAMED}"),
     ],
-)
+)  # fmt: skip
 def test_invalid_requests_are_refused_in_tgis_words_before_any_stream(
-    client: FlaskClient, parameters: dict[str, Any], message: str
+    client: FlaskClient, paths: list[str], parameters: dict[str, Any], message: str
 ) -> None:
-    for path in PATHS:
+    for path in paths:
         assert refused(ask(client, path, "abc", **parameters), message)
 
 
-@pytest.mark.parametrize(
-    ("path", "parameters", "message"),
-    [
-        (TGI, {"best_of": 0, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 0"),
-        (TGI, {"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
-        (TGI, {"best_of": 2}, "you must use sampling when `best_of` is > 1"),
-        (TGI, {"best_of": 2, "top_k": 3, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
-        (STREAM, {"best_of": 2, "do_sample": True},
-         "`best_of` != 1 is not supported when streaming tokens"),
-        (STREAM, {"decoder_input_details": True},
-         "`decoder_input_details` == true is not supported when streaming tokens"),
-    ],
-)  # fmt: skip
-def test_some_options_have_conditions(
-    client: FlaskClient, path: str, parameters: dict[str, Any], message: str
-) -> None:
-    assert refused(ask(client, path, "abc", **parameters), message)
-
-
 def test_limits_are_those_of_the_options() -> None:
-    options: dict[str, Any] = {
-        "max_best_of": 1,
-        "max_stop_sequences": 1,
-        "max_top_n_tokens": 0,
-        "max_client_batch_size": 1,
-        "max_input_tokens": 5,
-        "max_total_tokens": 9,
-    }
+    options: Json = {"max_best_of": 1, "max_stop_sequences": 1, "max_top_n_tokens": 0}
+    options |= {"max_client_batch_size": 1, "max_input_tokens": 5, "max_total_tokens": 9}
     most = "`inputs` tokens + `max_new_tokens` must be <= 9. Given: 3 `inputs` tokens and 7 "
+    elsewhere = "!= 1 is not allowed for this endpoint"
     with serving(Config(mode="dynamic", **options)) as client:
         for inputs, parameters, message in (
-            (
-                "x",
-                {"best_of": 2, "do_sample": True},
-                "`best_of` != 1 is not allowed for this endpoint",
-            ),
+            ("x", {"best_of": 2, "do_sample": True}, f"`best_of` {elsewhere}"),
             ("x", {"stop": ["a", "b"]}, "`stop` supports up to 1 stop sequences. Given: 2"),
             ("x", {"top_n_tokens": 1}, "`top_n_tokens` != 0 is not allowed for this endpoint"),
             ("abcdef", {}, "`inputs` must have less than 5 tokens. Given: 6"),
@@ -190,32 +134,21 @@ def test_unknown_fields_and_nulls_are_ignored(client: FlaskClient) -> None:
         "parameters": {**parameters, "max_new_tokens": 3, "max_length": 9, "watermark": False},
     }
     told = client.post("/generate", json=body).get_json()
-    assert told == {"generated_text": text_of(up_to_end(reference(list(b"abc"), 3, None)))}
+    assert told == {"generated_text": spelled(tokens_of("abc", 3, None))}
 
 
-def test_a_request_with_parameters_is_greedy_and_has_no_seed(client: FlaskClient) -> None:
-    for harmless in ({}, {"temperature": 1.0}, {"do_sample": False}, {"seed": 3}):
-        told = generated(client, "abc", max_new_tokens=9, details=True, **harmless)
-        tokens = up_to_end(reference(list(b"abc"), 9, None))
-        assert [token["id"] for token in told["details"]["tokens"]] == tokens
-        assert told["details"]["seed"] is None
-
-
-@pytest.mark.parametrize(
-    "wish", [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}]
-)
-def test_any_sampling_option_samples_with_the_reported_seed(
-    client: FlaskClient, wish: dict[str, Any]
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_request_is_greedy_but_for_those_that_wish_to_sample(
+    client: FlaskClient, samples: bool
 ) -> None:
-    told = generated(client, "abc", max_new_tokens=9, details=True, **wish)
-    seed = told["details"]["seed"]
-    tokens = up_to_end(reference(list(b"abc"), 9, seed))
-    assert [token["id"] for token in told["details"]["tokens"]] == tokens
-    again = generated(client, "abc", max_new_tokens=9, seed=seed, **wish)
-    assert again["generated_text"] == told["generated_text"]
-
-
-def test_a_request_without_parameters_samples_up_to_the_context(client: FlaskClient) -> None:
+    """Without any parameters, too; the seed is reported."""
+    harmless: list[Json] = [{}, {"temperature": 1.0}, {"do_sample": False}, {"seed": 3}]
+    wishes: list[Json] = [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}]
+    for wish in wishes if samples else harmless:
+        details = generated(client, "abc", max_new_tokens=9, details=True, **wish)["details"]
+        assert (details["seed"] is not None) == samples
+        tokens = tokens_of("abc", 9, details["seed"])
+        assert [token["id"] for token in details["tokens"]] == tokens
     texts = {client.post("/generate", json={"inputs": "x" * 1000}).get_data() for _ in range(4)}
     assert len(texts) > 1
 
@@ -236,15 +169,8 @@ def test_truncate_keeps_the_end_of_the_prompt(client: FlaskClient) -> None:
 
 
 def test_the_logprobs_of_prompt_and_answer_are_those_of_the_model(client: FlaskClient) -> None:
-    told = generated(
-        client,
-        "hello",
-        max_new_tokens=6,
-        seed=5,
-        do_sample=True,
-        top_n_tokens=3,
-        decoder_input_details=True,
-    )["details"]
+    wanted: Json = {"seed": 5, "do_sample": True, "top_n_tokens": 3, "decoder_input_details": True}
+    told = generated(client, "hello", max_new_tokens=6, **wanted)["details"]
     prompt = list(b"hello")
     assert told["prefill"][0] == {"id": prompt[0], "text": "h", "logprob": None}
     for i, token in enumerate(told["prefill"][1:], 1):
@@ -269,9 +195,9 @@ def test_the_best_of_two_is_the_one_with_the_better_mean_logprob(client: FlaskCl
         ]
         assert means[0] >= means[1]
         assert best["seed"] != other["seed"]
-        tokens = up_to_end(reference(list(b"abc"), 7, other["seed"]))
+        tokens = tokens_of("abc", 7, other["seed"])
         assert [token["id"] for token in other["tokens"]] == tokens
-        assert other["generated_text"] == text_of(tokens)
+        assert other["generated_text"] == spelled(tokens)
 
 
 def test_several_inputs_have_an_answer_each_in_order(client: FlaskClient) -> None:
@@ -326,14 +252,8 @@ def test_info_returns_the_limits(client: FlaskClient) -> None:
 def test_a_stream_is_the_whole_answer_in_pieces(
     client: FlaskClient, inputs: str, seed: int, tokens: int, stop: list[str]
 ) -> None:
-    parameters = {
-        "max_new_tokens": tokens,
-        "seed": seed,
-        "do_sample": True,
-        "stop": stop,
-        "details": True,
-        "top_n_tokens": 2,
-    }
+    parameters: Json = {"max_new_tokens": tokens, "seed": seed, "do_sample": True, "stop": stop}
+    parameters |= {"details": True, "top_n_tokens": 2}
     whole = generated(client, inputs, **parameters)
     details = whole["details"]
     events = streamed(client, inputs, **parameters)
@@ -357,12 +277,12 @@ def test_a_stream_is_the_whole_answer_in_pieces(
     if details["finish_reason"] == "eos_token":
         assert details["tokens"][-1]["special"]
     prompt = byte_tokenizer().encode(inputs)
-    expected = up_to_end(reference(prompt, tokens, seed))[: len(events)]
+    expected = tokens_of(bytes(prompt), tokens, seed)[: len(events)]
     assert [t["id"] for t in details["tokens"]] == expected
-    assert whole["generated_text"] == text_of(expected)
+    assert whole["generated_text"] == spelled(expected)
     found = [word for word in stop if word in whole["generated_text"]]
     if details["finish_reason"] == "stop_sequence":
         assert any(whole["generated_text"].endswith(word) for word in found)
     elif details["finish_reason"] == "length":
         assert len(events) == tokens
-        assert not any(word in text_of(expected[:-1]) for word in stop)
+        assert not any(word in spelled(expected[:-1]) for word in stop)
