@@ -21,11 +21,20 @@ from text.tokenizer import Tokenizer
 
 Says = Callable[[str], FlaskClient]
 MOST_DRAFTS = 4
+EMBEDDED_LEN = 256  # less than the model's own context
 
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[FlaskClient]:
     with serving(Config(mode="dynamic", max_body_bytes=65536)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[FlaskClient]:
+    """With the embedded model: grammars need its vocabulary."""
+    config = Config(mode="dynamic", model="embedded", max_batch_size=8, max_model_len=EMBEDDED_LEN)
+    with running(create_app(config)) as client:
         yield client
 
 

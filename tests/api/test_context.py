@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from models.names import EMBEDDED
 from serving.config import Config
-from serving.thread import load_configured_model
-from tests.api.conftest import serving
+from tests.api.conftest import EMBEDDED_LEN, serving
 from tests.support.dialects import NATIVE, PATHS, RESPONSES, TGI, ask, refused
 from tests.support.hash_app import byte_tokenizer
 from tests.support.hash_model import HashModel
 from text.tokenizer import Tokenizer
-from text.vocabulary import load_tokenizer
 
 LIMIT = 64
 PROMPT = "Once upon a time there was a cat."
@@ -67,13 +64,12 @@ def test_prompt_and_answer_up_to_the_limit_fit_and_beyond_it_do_not(
         assert (error["code"], error["param"]) == ("context_length_exceeded", FIELD[path])
 
 
-def test_the_limit_may_be_less_than_the_models_own() -> None:
-    config = Config(mode="dynamic", max_model_len=LIMIT, max_batch_size=4)
-    with serving(config, load_configured_model, load_tokenizer(EMBEDDED)) as client:
-        (card,) = client.get("/v1/models").get_json()["data"]
-        assert card["max_model_len"] == LIMIT
-        assert f"context of {LIMIT}" in refused(ask(client, NATIVE, tokens=LIMIT), NATIVE)
-        assert ask(client, NATIVE, tokens=LIMIT - 8).status_code == 200
+def test_the_limit_may_be_less_than_the_models_own(embedded: FlaskClient) -> None:
+    (card,) = embedded.get("/v1/models").get_json()["data"]
+    assert card["max_model_len"] == EMBEDDED_LEN
+    answer = ask(embedded, NATIVE, tokens=EMBEDDED_LEN)
+    assert f"context of {EMBEDDED_LEN}" in refused(answer, NATIVE)
+    assert ask(embedded, NATIVE, tokens=EMBEDDED_LEN - 8).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,9 @@ def test_what_cannot_fit_is_refused_unread(
     assert max(encoded, default=0) <= 1
 
 
-def test_what_is_cut_is_not_read(limited: FlaskClient) -> None:
+def test_what_is_cut_is_not_read_and_what_is_only_counted_may_be_longer(
+    limited: FlaskClient,
+) -> None:
     prediction = {"type": "content", "content": LONG}
     for answer in (
         ask(limited, TGI, LONG, truncate=8),
@@ -105,9 +103,6 @@ def test_what_is_cut_is_not_read(limited: FlaskClient) -> None:
     ):
         assert answer.status_code == 200
     assert max(encoded) < len(LONG)
-
-
-def test_tokenize_reads_what_does_not_fit(limited: FlaskClient) -> None:
     told = limited.post("/tokenize", json={"prompt": LONG}).get_json()
     assert (told["count"], told["max_model_len"]) == (len(LONG), LIMIT)
     assert len(limited.post("/tokenize", json={"inputs": LONG}).get_json()) == len(LONG)

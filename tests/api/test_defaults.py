@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from api.defaults import SamplingDefaults, load_sampling_defaults
+from api.defaults import load_sampling_defaults
 from requested import Sampling
 from seams import Opening
 from serving.config import Config
@@ -108,11 +108,6 @@ def test_they_are_shown_and_can_be_left_out(qwen: FlaskClient, folder: Path) -> 
         ask(client, NATIVE)
         assert drawn(model.asked) == drawn(NOTHING)
         assert (client.get("/stats").json or {})["model"]["sampling_defaults"] == {}
-
-
-@pytest.mark.parametrize("model", ["embedded", "random:gpt2"])
-def test_a_model_without_the_file_has_none(model: str) -> None:
-    assert load_sampling_defaults(model) == SamplingDefaults()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +17,14 @@ from serving.config import MODES, Config
 from tests.api.conftest import serving
 from tests.api.test_together import held_at
 from tests.support.dialects import NATIVE, Json, ask
-from tests.support.hash_app import byte_tokenizer
+from tests.support.hash_app import spelled
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
 from tests.support.process import eventually
-from text.tokenizer import Detokenizer
 
 
 def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
-    detokenizer = Detokenizer(byte_tokenizer())
-    tokens = reference(list(prompt.encode()), num_tokens, seed)
-    return detokenizer.push(tokens) + detokenizer.finish()
+    return spelled(reference(list(prompt.encode()), num_tokens, seed), ends=True)
 
 
 def told(client: FlaskClient, prompt: str = "x", tokens: int = 1, **fields: Any) -> Json:
@@ -120,19 +118,34 @@ def test_a_reset_starts_a_new_window_and_stats_say_what_runs() -> None:
     assert stats["options"] == json.loads(json.dumps(config.as_dict()))
 
 
-def test_a_gpu_that_is_not_used_is_named_when_the_server_is_ready_and_in_stats(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "why",
+    [None, "CUDA graphs are not used: a replayed decode differs by 0.5 from one that is launched"],
+)
+def test_a_gpu_works_ahead_and_what_is_not_used_of_it_is_told_where_operators_look(
+    why: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    why = "CUDA graphs are not used: a replayed decode differs by 0.5 from one that is launched"
     caplog.set_level(logging.INFO)
-    for unused in (None, why):
-        caplog.clear()
-        model = HashModel()
-        model.info = replace(model.info, unused_gpu=unused)
-        with serving(Config(mode="dynamic"), lambda _, model=model: model) as client:  # type: ignore[misc]
-            assert stats_of(client)["model"]["unused_gpu"] == unused
-            assert f"\neb_unused_gpu {float(bool(unused))}\n" in client.get("/metrics").text
-            eventually(lambda: "ready: " in caplog.text, "the line")
+    model = HashModel()
+    model.info = replace(model.info, unused_gpu=why, device="NVIDIA H100")
+    with serving(Config(mode="dynamic"), lambda _: model) as client:
+        assert client.application.extensions["engine"].manager.lookahead == 1
+        assert stats_of(client)["model"]["unused_gpu"] == why
+        assert f"\neb_unused_gpu {float(bool(why))}\n" in client.get("/metrics").text
+        eventually(lambda: "ready: " in caplog.text, "the line")
     (ready,) = [one for one in caplog.records if "ready: " in one.getMessage()]
-    assert ready.levelno == logging.WARNING
-    assert ready.getMessage().endswith(f"; {why}")
+    assert ready.levelno == (logging.WARNING if why else logging.INFO)
+    assert ready.getMessage().endswith(f"; {why}") is bool(why)
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_the_live_page_is_told_whether_the_model_has_a_chat_template(
+    tmp_path: Path, has_one: bool
+) -> None:
+    if has_one:
+        (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    config = Config(mode="dynamic", model=str(tmp_path), data_dir=str(tmp_path / "data"))
+    with serving(config) as client, client.get("/watch/events") as response:
+        event = next(response.iter_encoded())
+    assert event.startswith(b"event: hello\ndata: ")
+    assert json.loads(event.split(b"data: ")[1])["chat_template"] is has_one

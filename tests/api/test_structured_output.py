@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
-from app import create_app
 from requested import Constraint
 from runtime.grammar import grammars
 from serving.config import Config
-from tests.api.conftest import running, serving
-from tests.support.dialects import OPENAI, TGI, ask, refused
+from tests.api.conftest import serving
+from tests.support.dialects import OPENAI, TGI, Json, ask, events, refused
+from tests.support.openai_calls import CHAT, both, complete
 from tests.support.process import eventually
 
 POINT = {
@@ -33,52 +32,39 @@ SHAPE = re.compile(r'\{"x": [0-9], "kind": "[ab]"\}')
 CODE = "[A-Z]{2}-[0-9]{3}"
 
 
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[FlaskClient]:
-    with running(create_app(Config(mode="dynamic", model="embedded", max_batch_size=8))) as client:
-        yield client
+def chat(client: FlaskClient, **fields: Any) -> Json:
+    return complete(client, CHAT, **{"max_tokens": 60, "seed": 1, **fields})
 
 
-def chat(client: FlaskClient, **fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "A point."}]
-    asked = {"messages": messages, "max_tokens": 60, "seed": 1, **fields}
-    answer = client.post("/v1/chat/completions", json=asked)
-    assert answer.status_code == 200, answer.get_json()
-    told: dict[str, Any] = answer.get_json()
-    return told
-
-
-def content(told: dict[str, Any]) -> str:
+def content(told: Json) -> str:
     (choice,) = told["choices"]
     assert choice["finish_reason"] == "stop"
     text: str = choice["message"]["content"]
     return text
 
 
-def named(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+def named(schema: Json, **more: Any) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "point", "schema": schema, **more}}
 
 
-POINTS: list[dict[str, Any]] = [
+POINTS: list[Json] = [
     {"response_format": named(POINT, strict=True)},
     {"response_format": named(POINT)},
     {"response_format": {"type": "json", "value": POINT}},
     {"response_format": {"type": "json_object", "value": json.dumps(POINT)}},
     {"response_format": {"type": "json_object", "schema": POINT}},
     {"response_format": {"type": "json_schema", "value": {"name": "point", "schema": POINT}}},
-    {"structured_outputs": {"json": POINT}},
     {"structured_outputs": {"json": json.dumps(POINT)}},
     {"guided_json": POINT, "response_format": {"type": "text"}},
     {"guided_json": POINT, "temperature": 0, "ignore_eos": True},
     {"guided_json": POINT, "top_p": 0.5, "top_k": 3, "logit_bias": {"5": 9}},
     {"guided_json": POINT, "min_tokens": 55, "presence_penalty": 1.0},
 ]
-OTHERS: list[tuple[dict[str, Any], str]] = [
+OTHERS: list[tuple[Json, str]] = [
     ({"guided_regex": CODE}, CODE),
     ({"structured_outputs": {"regex": CODE}}, CODE),
     ({"response_format": {"type": "regex", "value": CODE}}, CODE),
     ({"guided_choice": ["red", "green"]}, "red|green"),
-    ({"structured_outputs": {"choice": ["red"]}}, "red"),
     ({"guided_grammar": 'start: ("a" | "b") "!"'}, "[ab]!"),
     ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
     ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
@@ -92,7 +78,7 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ("fields", "pattern"), [*((fields, SHAPE.pattern) for fields in POINTS), *OTHERS]
 )
 def test_a_constraint_is_kept_on_openais_api(
-    embedded: FlaskClient, fields: dict[str, Any], pattern: str
+    embedded: FlaskClient, fields: Json, pattern: str
 ) -> None:
     assert re.fullmatch(pattern, content(chat(embedded, **fields)))
     completion = embedded.post("/v1/completions", json={"prompt": "x", "max_tokens": 60, **fields})
@@ -133,38 +119,27 @@ def test_each_constraint_is_compiled_once_until_its_request_ends(
     assert len(of._kept) == 1
 
 
-@pytest.mark.parametrize("fields", [{"type": "json_object"}, {"json_object": True}])
-def test_any_object(embedded: FlaskClient, fields: dict[str, Any]) -> None:
-    field = "response_format" if "type" in fields else "structured_outputs"
-    told = chat(embedded, **{field: fields}, max_tokens=200, temperature=0)
-    text = told["choices"][0]["message"]["content"]
+@pytest.mark.parametrize(
+    "field", [{"response_format": {"type": "json_object"}},
+              {"structured_outputs": {"json_object": True}}]
+)  # fmt: skip
+def test_any_object(embedded: FlaskClient, field: Json) -> None:
+    (choice,) = chat(embedded, **field, max_tokens=200, temperature=0)["choices"]
+    text = choice["message"]["content"]
     assert text.startswith("{")
-    if told["choices"][0]["finish_reason"] == "stop":
-        assert isinstance(json.loads(text), dict)
+    assert choice["finish_reason"] != "stop" or isinstance(json.loads(text), dict)
 
 
-def test_a_stream_and_several_choices_keep_it_too(embedded: FlaskClient) -> None:
-    fields = {"response_format": named(POINT), "n": 3}
-    whole = chat(embedded, **fields)
-    texts = [choice["message"]["content"] for choice in whole["choices"]]
-    assert all(map(SHAPE.fullmatch, texts))
-    messages = [{"role": "user", "content": "A point."}]
-    asked = {"messages": messages, "max_tokens": 60, "seed": 1, "stream": True, **fields}
-    body = embedded.post("/v1/chat/completions", json=asked).get_data(as_text=True)
-    streamed = ["", "", ""]
-    for line in body.split("\n\n")[:-2]:
-        for choice in json.loads(line.removeprefix("data: "))["choices"]:
-            streamed[choice["index"]] += choice["delta"].get("content") or ""
-    assert streamed == texts
-
-
-def test_forced_tokens_count_and_logprobs_are_those_of_all(embedded: FlaskClient) -> None:
-    free = chat(embedded, response_format=named(POINT))
-    scored = chat(embedded, response_format=named(POINT), logprobs=True)
-    assert content(free) == content(scored)
+def test_choices_streams_and_logprobs_keep_it_too(embedded: FlaskClient) -> None:
+    """Forced tokens are counted and scored as others are."""
+    fields: Json = {"response_format": named(POINT), "max_tokens": 60, "seed": 1, "n": 3}
+    free, scored = both(embedded, CHAT, **fields), both(embedded, CHAT, **fields, logprobs=True)
     assert free["usage"] == scored["usage"]
-    tokens = scored["choices"][0]["logprobs"]["content"]
-    assert "".join(token["token"] for token in tokens) == content(scored)
+    for choice, other in zip(scored["choices"], free["choices"], strict=True):
+        text = choice["message"]["content"]
+        assert SHAPE.fullmatch(text)
+        assert text == other["message"]["content"]
+        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == text
 
 
 def test_max_tokens_and_stop_strings_end_it_early(embedded: FlaskClient) -> None:
@@ -184,16 +159,12 @@ def test_max_tokens_and_stop_strings_end_it_early(embedded: FlaskClient) -> None
         ({"type": "regex", "value": CODE}, CODE),
     ],
 )
-def test_a_grammar_is_kept_on_tgis_api(
-    embedded: FlaskClient, grammar: dict[str, Any], pattern: str
-) -> None:
-    parameters = {"grammar": grammar, "max_new_tokens": 60, "details": True}
-    answer = embedded.post("/generate", json={"inputs": "x", "parameters": parameters}).get_json()
+def test_a_grammar_is_kept_on_tgis_api(embedded: FlaskClient, grammar: Json, pattern: str) -> None:
+    answer = ask(embedded, TGI, tokens=60, grammar=grammar, details=True).get_json()
     assert re.fullmatch(pattern, answer["generated_text"])
     assert answer["details"]["finish_reason"] == "eos_token"
-    body = embedded.post("/generate_stream", json={"inputs": "x", "parameters": parameters})
-    last = body.get_data(as_text=True).strip().split("\n\n")[-1]
-    assert json.loads(last.removeprefix("data:"))["generated_text"] == answer["generated_text"]
+    last = events(ask(embedded, TGI, tokens=60, grammar=grammar, stream=True))[-1]
+    assert last["generated_text"] == answer["generated_text"]
 
 
 def test_a_strict_tool_leaves_texts_without_calls_as_they_are(embedded: FlaskClient) -> None:

@@ -51,10 +51,10 @@ def generated(prompt: str | bytes, n: int, seed: int | None) -> list[int]:
     return tokens[: tokens.index(END_ID) + 1] if END_ID in tokens else tokens
 
 
-def spelled(tokens: Sequence[int]) -> str:
-    """Their text, which an end is not."""
+def spelled(tokens: Sequence[int], *, ends: bool = False) -> str:
+    """Their text, which an end is only where it is ignored."""
     detokenizer = Detokenizer(byte_tokenizer())
-    return detokenizer.push([id for id in tokens if id != END_ID]) + detokenizer.finish()
+    return detokenizer.push([t for t in tokens if ends or t != END_ID]) + detokenizer.finish()
 
 
 def load(config: Config) -> LoadedModel:

@@ -145,19 +145,6 @@ def answering(folder: Path, model: HashModel, mode: ModeName = "dynamic") -> Ite
         yield client
 
 
-def test_a_conversation_calls_tools(tmp_path: Path) -> None:
-    add = '<tool_call>{"name": "add", "arguments": {}}</tool_call> and more'
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    body = {"messages": USER, "tools": tools, "parallel_tool_calls": False}
-    with answering(tmp_path, ScriptedModel(add)) as client:
-        batch = run(client, line(1, url=CHAT, body=body), endpoint=CHAT)
-        told = answers(client, batch["output_file_id"])["id 1"]["response"]["body"]
-    (choice,) = told["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "add", "arguments": "{}"}
-
-
 def test_a_constraint_that_fails_while_a_line_runs_is_its_error(tmp_path: Path) -> None:
     """It would fail again, so the line is not tried again."""
 
@@ -229,42 +216,43 @@ def test_a_body_that_its_endpoint_refuses_is_the_error_of_its_line(
         assert one["response"]["body"] == direct.json
 
 
-@pytest.mark.parametrize(
-    ("lines", "faults"),
-    [
-        ([], [("empty_file", None)]),
-        (["  ", ""], [("empty_file", None)]),
-        ([line(1), "{"], [("invalid_json_line", 2)]),
-        ([line(1), "", "[]"], [("invalid_json_line", 3)]),
-        (['{"custom_id": NaN}'], [("invalid_json_line", 1)]),
-        ([line(1), line(2), line(1)], [("duplicate_custom_id", 3)]),
-        ([line(1, custom_id=None)], [("missing_required_parameter", 1)]),
-        ([line(1, custom_id=7)], [("invalid_custom_id", 1)]),
-        ([line(1, method="GET")], [("invalid_method", 1)]),
-        ([line(1, url="/v1/chat/completions")], [("url_mismatch", 1)]),
-        ([line(1, body=None)], [("missing_required_parameter", 1)]),
-        ([line(1, body=[1])], [("invalid_body", 1)]),
-        ([line(1, body={"stream": True})], [("stream_not_supported", 1)]),
-        ([line(1, body={"model": "gpt-9"})], [("model_not_found", 1)]),
-        ([line(1), line(2, body={"model": "gpt-9"})], [("model_mismatch", 2)]),
-        ([line(1, body={"prompt": "x" * 70_000})], [("line_too_large", 1)]),
-        (
-            ["no json", line(2), line(2), line(4, method="PUT")],
-            [("invalid_json_line", 1), ("duplicate_custom_id", 3), ("invalid_method", 4)],
-        ),
-    ],
-)
-def test_one_bad_envelope_fails_the_batch_and_names_its_line(
-    store: FlaskClient, lines: list[Json | str], faults: list[tuple[str, int | None]]
-) -> None:
-    batch = run(store, *lines)
+# lines of one file, each with what is wrong with it
+ENVELOPES: list[tuple[Json | str, str | None]] = [
+    (line(1), None),
+    ("{", "invalid_json_line"),
+    ("", None),
+    ("[]", "invalid_json_line"),
+    ('{"custom_id": NaN}', "invalid_json_line"),
+    (line(2), None),
+    (line(1), "duplicate_custom_id"),
+    (line(3, custom_id=None), "missing_required_parameter"),
+    (line(4, custom_id=7), "invalid_custom_id"),
+    (line(5, method="GET"), "invalid_method"),
+    (line(6, url="/v1/chat/completions"), "url_mismatch"),
+    (line(7, body=None), "missing_required_parameter"),
+    (line(8, body=[1]), "invalid_body"),
+    (line(9, body={"stream": True}), "stream_not_supported"),
+    (line(10, body={"model": "gpt-9"}), "model_mismatch"),
+    (line(11, body={"prompt": "x" * 70_000}), "line_too_large"),
+]
+
+
+def test_bad_envelopes_fail_the_batch_and_are_named_by_their_lines(store: FlaskClient) -> None:
+    batch = run(store, *(one for one, _ in ENVELOPES))
     assert batch["status"] == "failed"
     assert batch["failed_at"] is not None
     told = batch["errors"]["data"]
-    assert [(fault["code"], fault["line"]) for fault in told] == faults
+    faults = [(code, number) for number, (_, code) in enumerate(ENVELOPES, start=1) if code]
+    assert sorted((fault["code"], fault["line"]) for fault in told) == sorted(faults)
     assert all(fault["message"] for fault in told)
-    assert batch["output_file_id"] is None
-    assert batch["error_file_id"] is None
+    assert batch["output_file_id"] is batch["error_file_id"] is None
+    for lines, code, number in (
+        ([], "empty_file", None),
+        (["  ", ""], "empty_file", None),
+        ([line(1, body={"model": "gpt-9"})], "model_not_found", 1),
+    ):
+        (fault,) = run(store, *lines)["errors"]["data"]
+        assert (fault["code"], fault["line"]) == (code, number)
 
 
 def test_a_file_with_only_wrong_lines_reports_a_hundred_of_them(store: FlaskClient) -> None:
@@ -276,21 +264,16 @@ def test_a_file_with_only_wrong_lines_reports_a_hundred_of_them(store: FlaskClie
     ("fields", "param"),
     [
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "soon"}, "completion_window"),
-        ({"completion_window": "0h"}, "completion_window"),
-        ({"completion_window": "31d"}, "completion_window"),
-        ({"completion_window": 24}, "completion_window"),
-        *(({"completion_window": window}, "completion_window") for window in ("599s", "9m", "1s")),
+        *(({"completion_window": window}, "completion_window")
+          for window in ("soon", "0h", "31d", 24, "599s", "9m")),
         ({"input_file_id": None}, "input_file_id"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"metadata": {"k" * 65: ""}}, "metadata"),
-        ({"metadata": {"k": "v" * 513}}, "metadata"),
-        ({"metadata": {"k": 1}}, "metadata"),
+        *(({"metadata": metadata}, "metadata")
+          for metadata in ({str(n): "" for n in range(17)}, {"k" * 65: ""}, {"k": "v" * 513})),
         ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after"),
         ({"output_expires_after": {**EXPIRY, "seconds": 60}}, "output_expires_after"),
         ({"priority": 1}, "priority"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_that_is_not_offered_is_refused(
     store: FlaskClient, fields: Json, param: str
 ) -> None:
