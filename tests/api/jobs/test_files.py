@@ -1,5 +1,5 @@
-"""`/v1/files`: uploads, what is refused of them, pages, whose files are whose; and when the store of
-the jobs is opened."""
+"""`/v1/files`: uploads, what is refused of them, pages, and whose files are whose; and when the
+store of the jobs is opened."""
 
 from __future__ import annotations
 
