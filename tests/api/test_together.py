@@ -1,25 +1,30 @@
 """Several generations that one request asks for: taken in together, followed together, and where
-there is no room for them, refused together."""
+there is no room for them, refused together. Those that fail, and servers that cannot generate."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
-from batching import BatchingManager
+from app import create_app
+from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
+from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from records import End
+from requested import Sampling
 from serving.config import Config
 from tests.api import conftest
-from tests.support.dialects import OPENAI, PATHS, TGI, ask, refused
-from tests.support.hash_app import END_ID, generated
+from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, Json, ask, events, refused
+from tests.support.hash_app import END_ID, byte_tokenizer, generated, load
 from tests.support.hash_model import HashModel
 from tests.support.process import PATIENCE_S, eventually
 
@@ -29,6 +34,7 @@ SIXTY = "x" * 60
 
 @contextmanager
 def serving(model: HashModel, **options: Any) -> Iterator[tuple[FlaskClient, BatchingManager]]:
+    """With what its clients do not see."""
     with conftest.serving(Config(mode="dynamic", **options), lambda _: model) as client:
         yield client, client.application.extensions["engine"].manager
 
@@ -118,63 +124,43 @@ def test_what_could_never_wait_together_is_the_clients_mistake(
             assert len(answer.get_json()["choices"]) == n
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_beyond_the_queue_a_request_is_told_to_come_back(
-    path: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "options", "several"),
+    [
+        *((path, {"max_waiting": 2}, {"n": 2}) for path in OPENAI),
+        *((path, {"max_waiting": 1}, {}) for path in (NATIVE, RESPONSES)),
+        (TGI, {"max_waiting": 2}, {"best_of": 2, "do_sample": True}),
+        (TGI, {"max_concurrent_requests": 2}, {}),
+    ],
+)
+def test_where_there_is_no_room_a_request_is_told_to_come_back(
+    path: str, options: dict[str, int], several: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its generations are, where one does not fit."""
     monkeypatch.setattr(RequestQueue, "retry_after_s", 7.2)
     model, go = held_at(1)
     with (
-        serving(model, max_batch_size=1, max_waiting=2) as (client, manager),
-        ThreadPoolExecutor(3) as pool,
+        serving(model, max_batch_size=1, **options) as (client, manager),
+        ThreadPoolExecutor(2) as pool,
     ):
-        several: dict[str, Any] = {
-            OPENAI[0]: {"n": 2},
-            OPENAI[1]: {"n": 2},
-            TGI: {"best_of": 2, "do_sample": True},
-        }
-        clients = [client.application.test_client() for _ in range(2)]
-        others = [pool.submit(ask, clients[0], path)]
+        others = [pool.submit(ask, client.application.test_client(), path)]
         eventually(lambda: manager.counts["running"] == 1, "the first runs")
-        others.append(pool.submit(ask, clients[1], path))
+        others.append(pool.submit(ask, client.application.test_client(), path))
         eventually(lambda: manager.counts["waiting"] == 1, "the second waits")
-        if path not in several:
-            others.append(pool.submit(ask, client.application.test_client(), path))
-            eventually(lambda: manager.counts["waiting"] == 2, "the third waits")
-        answers = [ask(client, path, **several.get(path, {}))]
-        if path != TGI:
-            answers.append(ask(client, path, stream=True, **several.get(path, {})))
+        streams = (False,) if "best_of" in several else (False, True)
+        answers = [ask(client, path, stream=stream, **several) for stream in streams]
         go.set()
         assert [other.result().status_code for other in others] == [200] * len(others)
+        for stream in streams * 2:  # places come back
+            assert ask(client, path, stream=stream).get_data()
+    (option,) = options
     for answer in answers:
-        assert "--max-waiting" in refused(answer, path, 429)
+        assert f"--{option.replace('_', '-')}" in refused(answer, path, 429)
         assert answer.headers["Retry-After"] == "8"
         error = answer.get_json()["error"]
         if path.startswith("/v1"):
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-
-
-def test_beyond_the_concurrent_ones_a_request_of_tgi_is_told_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(RequestQueue, "retry_after_s", 7.2)
-    model, go = held_at(1)
-    with (
-        serving(model, max_concurrent_requests=1) as (client, manager),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        first = pool.submit(ask, client.application.test_client(), TGI)
-        eventually(lambda: manager.counts["running"] == 1, "the first runs")
-        answers = [ask(client, TGI, stream=stream) for stream in (False, True)]
-        go.set()
-        assert first.result().status_code == 200
-        for answer in answers:
-            assert "--max-concurrent-requests" in refused(answer, TGI, 429)
-            assert answer.get_json()["error_type"] == "overloaded"
-            assert answer.headers["Retry-After"] == "8"
-        for stream in (False, True) * 2:  # places come back
-            assert ask(client, TGI, stream=stream).get_data()
+        assert path != TGI or answer.get_json()["error_type"] == "overloaded"
 
 
 def test_a_failed_response_cancels_its_other_generations() -> None:
@@ -188,3 +174,68 @@ def test_a_failed_response_cancels_its_other_generations() -> None:
         eventually(lambda: not manager.counts["running"], "the end of both")
         counts = client.get("/stats").get_json()["counts"]
         assert [counts[end] for end in ("failed", "cancelled", "completed")] == [1, 1, 0]
+
+
+# --- failures ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_the_first_token_has_its_status(path: str, stream: bool) -> None:
+    with serving(HashModel(fail_on=[1])) as (client, _):
+        answer = ask(client, path, tokens=9, stream=stream)
+        assert "iteration 1 fails" in refused(answer, path, 424 if path == TGI else 500)
+        if path == TGI:
+            assert answer.get_json()["error_type"] == "generation"
+        assert ask(client, path, tokens=9, stream=stream).status_code == 200
+        counts = client.get("/stats").get_json()["counts"]
+        assert (counts["failed"], counts["completed"]) == (1, 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(path: str) -> None:
+    with serving(HashModel(fail_on=[3])) as (client, _):
+        answer = ask(client, path, tokens=9, stream=True)
+    assert answer.status_code == 200
+    *sent, last = events(answer)
+    assert "[DONE]" not in answer.text
+    assert sent or path == OPENAI[0], "its text may end within a character"
+    if path == RESPONSES:
+        assert last["type"] == "response.failed"
+        last = last["response"]
+    error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
+    assert "iteration 3 fails" in error
+
+
+def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path: Path) -> None:
+    """Routers and gateways send requests to the servers that list a model."""
+    app = create_app(Config(mode="dynamic", data_dir=str(tmp_path)), load, byte_tokenizer())
+    client, engine = app.test_client(), app.extensions["engine"]
+    models = ("/v1/models", "/v1/models/embedded")
+    answers = {path: ask(client, path) for path in PATHS}
+    for path, answer in (answers | {path: client.get(path) for path in models}).items():
+        assert "loaded" in refused(answer, path, 503)
+        assert answer.headers["Retry-After"] == "1"
+    engine.start()
+    while client.get("/health").status_code != 200:
+        pass
+    assert [client.get(path).status_code for path in models] == [200, 200]
+    engine.drain()
+    for path in models:
+        assert "down" in refused(client.get(path), path, 503)
+    engine.jobs.close()
+
+
+@pytest.mark.parametrize("path", ["/health", *PATHS])
+def test_a_server_that_has_failed_is_not_ready_and_says_why(path: str) -> None:
+    app = create_app(Config("dynamic"), load, byte_tokenizer())
+    client = app.test_client()
+    manager: BatchingManager = app.extensions["engine"].manager
+    manager.serve(model := HashModel(lost_from=1), Ledger(model.num_blocks))
+    assert client.get("/health").status_code == 200
+    manager.enqueue(Inference([1], 1, Sampling(), time.perf_counter()))
+    with pytest.raises(EngineFailedError):
+        dynamic_batching_loop(manager, time.perf_counter)
+    answer = client.get(path) if path == "/health" else ask(client, path)
+    assert answer.status_code == 503
+    assert "the device is lost: an assertion failed in a kernel" in answer.text
