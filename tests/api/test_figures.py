@@ -156,11 +156,9 @@ def test_failed_departed_and_deferred_requests_are_distinguished(client: FlaskCl
     recorder.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
     gaps: tuple[tuple[ServiceClass, float, int], ...] = (("deferred", 0.5, 1), ("deferred", 3.0, 1))
     rows = Rows((0, 1), (0, 1), (6, 1), bytes((PREFILL, DECODE)))
-    tokens = {"num_positions": 10, "num_generated": 2}
-    deferred = {"deferred_tokens": 5, "deferred_generated": 1}
-    recorder.iteration(
-        IterationRecord(2, 7, rows=rows, duration_s=0.5, gaps=gaps, **tokens, **deferred)
-    )
+    tokens: Json = {"num_positions": 10, "num_generated": 2}
+    tokens |= {"deferred_tokens": 5, "deferred_generated": 1}
+    recorder.iteration(IterationRecord(2, 7, rows=rows, duration_s=0.5, gaps=gaps, **tokens))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.families(manager)

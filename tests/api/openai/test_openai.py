@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -141,7 +142,8 @@ def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
 def test_several_prompts_of_text_or_token_ids_are_answered_in_order_each_as_if_alone(
     client: FlaskClient,
 ) -> None:
-    for prompts in (["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]):
+    asked: list[Any] = [["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]]
+    for prompts in asked:
         answer = complete(client, prompt=prompts, n=2, seed=3)
         texts = [choice["text"] for choice in answer["choices"]]
         for number, prompt in enumerate(prompts):

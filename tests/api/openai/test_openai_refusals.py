@@ -18,6 +18,7 @@ from tests.support.openai_calls import (
     COMPLETIONS,
     CONTEXT,
     PATHS,
+    Json,
     ask,
     chat,
     chunks,
@@ -78,19 +79,18 @@ def test_a_wrong_or_not_offered_field_is_named_streamed_or_not(
 
 
 def test_options_that_change_nothing_are_accepted(client: FlaskClient) -> None:
-    nothing = {
+    nothing: Json = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me",
         "modalities": ["text"], "metadata": {"a": "b"}, "bad_words": [], "typical_p": 1,
         "use_beam_search": False, "reasoning_effort": "low", "verbosity": "low",
         "chat_template_kwargs": {"enable_thinking": False},
     }  # fmt: skip
     assert chat(client, seed=1, **nothing)["choices"] == chat(client, seed=1)["choices"]
-    names = [
+    nulls: Json = dict.fromkeys([
         *("n", "stop", "temperature", "top_p", "max_tokens", "logprobs", "suffix", "stream"),
         *("stream_options", "logit_bias", "presence_penalty", "best_of", "echo", "service_tier"),
-    ]
-    nulls = complete(client, seed=1, **dict.fromkeys(names))
-    assert nulls["choices"] == complete(client, seed=1)["choices"]
+    ])  # fmt: skip
+    assert complete(client, seed=1, **nulls)["choices"] == complete(client, seed=1)["choices"]
 
 
 def test_an_unknown_field_is_ignored_and_logged_once(

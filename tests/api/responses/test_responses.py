@@ -342,8 +342,9 @@ NAMED: list[tuple[str, object, str]] = [
 def test_what_is_not_supported_is_refused_by_name_streamed_or_not(
     client: FlaskClient, param: str, value: object, said: str
 ) -> None:
+    wrong: Json = {param: value}
     for stream in (None, True):
-        message = is_error(ask(client, **{"stream": stream, param: value}), 400, param)
+        message = is_error(ask(client, stream=stream, **wrong), 400, param)
         assert f"'{param}'" in message or param == "input"
         assert said in message
     assert "background" in is_error(ask(client, background=True), 400, "store")

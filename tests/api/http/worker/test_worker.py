@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
-from gunicorn.config import Config
-from gunicorn.glogging import Logger
-from gunicorn.workers.gthread import TConn
+from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import TConn  # type: ignore[import-untyped]
 
 from api.http.worker.gathering import GatheringWorker
 from api.http.worker.incoming import BYTES_PER_S
