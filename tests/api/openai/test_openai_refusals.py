@@ -96,9 +96,10 @@ def test_options_that_change_nothing_are_accepted(client: FlaskClient) -> None:
 def test_an_unknown_field_is_ignored_and_logged_once(
     client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    unknown: Json = {"quite\nunknown": 5}
     with caplog.at_level(logging.WARNING, "api.openai.routes"):
         for _ in range(3):
-            complete(client, **{"quite\nunknown": 5})
+            complete(client, **unknown)
     assert [record.getMessage() for record in caplog.records] == [
         'the field "quite\\nunknown": unknown on /v1 and ignored'
     ]
