@@ -28,7 +28,7 @@ from models.weights.loader import check as check_source
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import ROUNDED, WeightSource
 from runtime.allocator import returning_what_is_freed
-from runtime.attention import RectangleAttention, Span, attention_kernel
+from runtime.attention import RectangleAttention, Spans, attention_kernel
 from runtime.budget import (
     KVMemoryError,
     asked_blocks,
@@ -239,13 +239,14 @@ class ServerModel(Executor):
         counts = np.zeros(count, dtype=np.int64)
         starts = np.zeros(count, dtype=np.int64)
         tokens = [0] * (count * width)
-        ends, spans = [], []
+        ends, lengths, begins = [], [], []
         for step, row, place in zip(steps, rows, places.tolist(), strict=True):
             end = (place + 1) * width
             tokens[end - step.num_tokens : end] = row.ids[step.start : step.start + step.num_tokens]
             counts[place], starts[place] = step.num_tokens, step.start
             ends.append(end)
-            spans.append(Span(end - step.num_tokens, step.num_tokens, step.start, row.table))
+            lengths.append(step.num_tokens)
+            begins.append(step.start)
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; any valid position for padding
         attend: Attend | None = None
@@ -253,7 +254,9 @@ class ServerModel(Executor):
             if opens:
                 self.pool.clear(slice(first_block, first_block + count * row_blocks))
             attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
-        return Flat(tokens, positions.ravel(), np.array(ends), spans, attend)
+        length, end = np.array(lengths), np.array(ends)
+        spans = Spans(end - length, length, np.array(begins), [row.table for row in rows])
+        return Flat(tokens, positions.ravel(), end, spans, attend)
 
 
 class DynamicBatchingServerModel(Executor):
@@ -282,6 +285,6 @@ class DynamicBatchingServerModel(Executor):
         counts = np.array(list(map(len, ids)))
         ends = counts.cumsum()
         firsts = ends - counts
-        positions = np.arange(len(tokens)) + (np.array(begins) - firsts).repeat(counts)
-        columns = zip(firsts.tolist(), counts.tolist(), begins, tables, strict=True)
-        return Flat(tokens, positions, ends[own], [tuple.__new__(Span, of) for of in columns])
+        spans = Spans(firsts, counts, np.array(begins), tables)
+        positions = np.arange(len(tokens)) + (spans.start - firsts).repeat(counts)
+        return Flat(tokens, positions, ends[own], spans)

@@ -13,7 +13,9 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -59,13 +61,46 @@ class Span(NamedTuple):
     table: BlockTable
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The spans of an iteration, column by column: to make one of each row takes longer than all
+    else that is done for it."""
+
+    first: Counts
+    length: Counts
+    start: Counts
+    tables: Sequence[BlockTable]
+
+    @classmethod
+    def of(cls, spans: Spans | Sequence[Span]) -> Spans:
+        if isinstance(spans, Spans):
+            return spans
+        numbers = np.array([span[:3] for span in spans], dtype=np.int64).reshape(-1, 3)
+        return cls(*numbers.T, [span.table for span in spans])
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __iter__(self) -> Iterator[Span]:
+        numbers = (self.first.tolist(), self.length.tolist(), self.start.tolist())
+        return map(Span, *numbers, self.tables)
+
+    def present(self) -> Spans:
+        """Those with new tokens."""
+        there = self.length > 0
+        if there.all():
+            return self
+        tables = list(compress(self.tables, there.tolist()))
+        return Spans(self.first[there], self.length[there], self.start[there], tables)
+
+
 class RaggedAttention:
     """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
     span give zeros. `scale`: of the scores; None: 1 / sqrt(D). `kernel`: default: the machine's."""
 
     def __init__(
         self,
-        spans: Sequence[Span],
+        spans: Spans | Sequence[Span],
         pool: KVPool,
         *,
         scale: float | None = None,
@@ -74,7 +109,7 @@ class RaggedAttention:
         self._pool = pool
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
         self._kernel = kernel or attention_kernel(pool.shape)
-        spans = [span for span in spans if span.length]
+        spans = Spans.of(spans).present()
         if self._kernel is None:
             windows = {pool.shape.window(layer) for layer in range(pool.shape.n_layer)}
             self._chunks = {
@@ -82,9 +117,9 @@ class RaggedAttention:
             }
             return
         # what the kernel reads of the rows: first, count, start, address of the blocks
-        rows = [(*span[:3], span.table.address) for span in spans]
-        self._alive = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
-        self._rows = len(rows), *(ctypes.c_void_p(row.ctypes.data) for row in self._alive)
+        addresses = np.array([table.address for table in spans.tables], dtype=np.int64)
+        self._alive = np.stack([spans.first, spans.length, spans.start, addresses])
+        self._rows = len(spans), *(ctypes.c_void_p(row.ctypes.data) for row in self._alive)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)

@@ -22,7 +22,7 @@ from torch import Tensor
 from models.names import RANDOM_PREFIX
 from models.networks import Network, count_parameters
 from requested import Sampling
-from runtime.attention import Counts, RaggedAttention, Span
+from runtime.attention import Counts, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.drafting.verification import Ahead, places
 from runtime.errors import with_our_errors
@@ -63,20 +63,20 @@ class ModelInfo:
     speculate: int = 0  # most drafts of a row
 
 
-def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
+def passes(spans: Spans, tokens: int, most: int) -> Iterator[tuple[slice, Spans]]:
     """Divides an axis of `tokens` between rows, each part with its spans. A part has at most `most`
     positions, or is a single row; the padding before a row belongs to it."""
     if tokens <= most:
-        yield slice(0, tokens), list(spans)
+        yield slice(0, tokens), spans
         return
     begin, end, own = 0, 0, list[Span]()
     for span in sorted(spans, key=lambda span: span.first):
         if own and span.first + span.length - begin > most:
-            yield slice(begin, end), own
+            yield slice(begin, end), Spans.of(own)
             begin, own = end, []
         own.append(span._replace(first=span.first - begin))
         end = span.first + span.length
-    yield slice(begin, tokens), own
+    yield slice(begin, tokens), Spans.of(own)
 
 
 class Executor(ABC):
@@ -230,7 +230,9 @@ class Executor(ABC):
         ends = flat.ends[draws] - 1
         if drafts:
             ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
-        kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
+        kept = np.sort(ends)
+        if prompts:
+            kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
         prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
         also = flattened(prompts) if prompts else []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.gpt2 import Attend
 from requested import Constraint
-from runtime.attention import Counts, Span
+from runtime.attention import Counts, Spans
 from runtime.cache import BlockTable
 from runtime.drafting.lookup import MOST_MATCH, Lookup
 from runtime.drafting.verification import accepted
@@ -130,7 +130,7 @@ class Flat:
     tokens: Sequence[int]  # [N]
     positions: Counts  # [N]
     ends: Counts  # where each step's known tokens end; its drafts follow
-    spans: Sequence[Span]
+    spans: Spans
     attend: Attend | None = None  # None: the default of the device
 
 

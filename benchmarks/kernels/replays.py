@@ -24,6 +24,7 @@ from runtime.executor import Executor
 from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import load_of
 from runtime.gpu.paged import pack
+from runtime.gpu.tables import KeptTables
 from runtime.iteration import Flat
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
@@ -55,14 +56,15 @@ def shares(name: str, limit: int, requests: int) -> Shares:
     model = kind(GPT(CONFIG).eval().requires_grad_(False), torch.float32, "counted")
     model.allocate(limit * -(-320 // model.block_tokens))
     buckets = Buckets(limit, CONFIG.context, TILE_TOKENS)
+    tables = KeptTables(limit, -(-CONFIG.context // model.block_tokens), torch.device("cpu"))
     decodes = replayed = 0
 
     def run(
         flat: Flat, kept: Counts, drawn: Counts, newest: Tensor | None, also: Sequence[Counts]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         nonlocal decodes, replayed
-        of = (flat.tokens, flat.positions, kept, drawn, flat.spans)
-        load = load_of(pack(*of, model.block_tokens, TILE_TOKENS))
+        of = (flat.tokens, flat.positions, kept, drawn, flat.spans.present(), tables)
+        load = load_of(pack(*of, model.block_tokens, TILE_TOKENS)[0])
         decodes += not load.pieces
         replayed += buckets.fitting(load) is not None
         return torch.zeros(len(kept), 1), torch.zeros(len(drawn), CONFIG.vocab_size), []

@@ -23,8 +23,7 @@ from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.gpu import selfcheck
 from runtime.gpu.comparison import TOLERANCE, Heads
-from runtime.gpu.paged import Packed, PagedAttention, arrays_of, pack
-from runtime.transfer import send
+from runtime.gpu.paged import PagedAttention, sent_alone
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from seams import Policy
@@ -123,12 +122,8 @@ def _differs(
     ).normal_(generator=generator)
     q, k, v = fused.split_with_sizes([heads.heads, heads.kv_heads, heads.kv_heads], 1)
     positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
-    none = np.zeros(0, dtype=np.int64)
     tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
-    packed = pack([0] * first, positions, none, none, spans, size, tile_tokens)
-    sent = send(arrays_of(packed), device)
-    of = Packed(*sent, packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]
-    found = PagedAttention(of, pool)(0, q, k, v)
+    found = PagedAttention(sent_alone(positions, spans, shape, tile_tokens), pool)(0, q, k, v)
     worst, largest = 0.0, 1.0
     for span in spans:
         own = slice(span.first, span.first + span.length)

@@ -20,9 +20,8 @@ from kernels.gpu.paged import queries_per_tile
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.executor import Executor
-from runtime.gpu.paged import Packed, PagedAttention, arrays_of, pack
+from runtime.gpu.paged import PagedAttention, sent_alone
 from runtime.sampling.sampler import Batch
-from runtime.transfer import send
 from scheduling.policies.stall_free import StallFree
 from seams import Opening, Step
 
@@ -179,9 +178,7 @@ def _attention(
     q, k, v = fused.split_with_sizes([heads, kv_heads, kv_heads], 1)
     at = torch.arange(keys - new, keys).repeat(rows).numpy()
     tile_tokens = queries_per_tile(dtype, dim) // (heads // kv_heads)
-    packed = pack([0] * (rows * new), at, at[:0], at[:0], spans, shape.block_tokens, tile_tokens)
-    of = Packed(*send(arrays_of(packed), on), packed.singles, packed.splits)  # type: ignore[call-arg,arg-type]
-    by = PagedAttention(of, pool)
+    by = PagedAttention(sent_alone(at, spans, shape, tile_tokens), pool)
     ours_s = device_s(lambda: by(0, q, k, v), on, options.times)
     wide = torch.randn(3, rows, heads, keys, dim, dtype=dtype, device=on)
     query, lone = wide[0][:, :, -new:], wide[1:, :, :kv_heads].contiguous()

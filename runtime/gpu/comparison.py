@@ -20,8 +20,7 @@ from kernels.gpu.paged import attend_rectangle
 from models.gpt2 import Attend
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool, KVShape
-from runtime.gpu.paged import Packed, arrays_of, pack
-from runtime.transfer import send
+from runtime.gpu.paged import Packed, sent_alone
 
 COMPARE_S = 30.0  # after which no further case is begun; each kernel compiles for seconds
 # relative to the largest value, or to 1: rounding of weights and of results
@@ -88,11 +87,8 @@ class Case:
         tokens = first + ABSENT
         at = [np.arange(start, start + count) for start, count in rows]
         positions = np.concatenate([*at, np.zeros(ABSENT, dtype=np.int64)])
-        none = np.zeros(0, dtype=np.int64)
-        layout = pack([0] * tokens, positions, none, none, self.spans, size, tile_tokens)
-        numbers = send(arrays_of(layout), device)
-        self.packed: Packed[Tensor] = Packed(*numbers, layout.singles, layout.splits)  # type: ignore[call-arg,arg-type]
         self.pool = heads.pool(len(rows) * each, device)
+        self.packed = sent_alone(positions, self.spans, self.pool.shape, tile_tokens)
         dtype, shape = self.pool.shape.dtype, (heads.kv_heads, heads.head_dim)
         for half in (self.pool.keys, self.pool.values):
             half.fill_(torch.nan)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from kernels.gpu.paged import SPLIT_KEYS, queries_per_tile
 from models.networks import Network
-from runtime.attention import Span
+from runtime.attention import Span, Spans
 from runtime.cache import BlockTable, KVPool
 from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import Graphs, Ran, is_every, sources_of
-from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack
+from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, sent_alone
+from runtime.gpu.tables import KeptTables, News
 from runtime.transfer import Array, send
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Device:
         self._network, self._pool = network, pool
         self._kernel = kernel
         self.graphs: Graphs | None = None
+        self._tables = self._places(1)
         self._tile_tokens = 1
         if kernel:
             heads = network.config.n_head // network.config.shards
@@ -49,10 +51,10 @@ class Device:
         config, shape = self._network.config, self._pool.shape
         buckets = Buckets(max_rows, config.context, self._tile_tokens)
         try:
+            self._tables = self._places(max_rows)
             self.graphs = Graphs(
-                self._forward, buckets, max_rows, config.n_embd, shape.dtype,
-                -(-config.context // shape.block_tokens), shape.device,
-            )  # fmt: skip
+                self._forward, buckets, max_rows, config.n_embd, shape.dtype, self._tables
+            )
             reason = self._difference(self.graphs)
         except RuntimeError as error:  # also torch's for too little memory
             reason = str(error).partition("\n")[0]
@@ -83,13 +85,13 @@ class Device:
             positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
             last = np.array([span.first + span.length - 1 for span in spans])
             drawn = np.arange(len(spans))
-            packed = pack(tokens, positions, last, drawn, spans, size, self._tile_tokens)
+            packed, news = self._pack(tokens, positions, last, drawn, Spans.of(spans))
             if len(spans) > 1:  # rows that share a block must not write to it
                 packed = replace(packed, slots=np.full_like(packed.slots, -1))
-            ran = graphs(packed, newest, ())
+            ran = graphs(packed, newest, (), news)
             if ran is None:
                 return f"none was recorded for {new} tokens"
-            expected = self._eager(packed, newest, ()).hidden.float()
+            expected = self._eager(packed, newest, (), news).hidden.float()
             error = float((ran.hidden.float() - expected).abs().max())
             limit = ROUNDING[self._pool.shape.dtype] * max(1.0, float(expected.abs().max()))
             if not error <= limit:
@@ -107,9 +109,7 @@ class Device:
             return
         place, shape = np.zeros(1, dtype=np.int64), self._pool.shape
         span = Span(0, 1, 0, BlockTable([0]))
-        packed = pack([0], place, place, place, [span], shape.block_tokens, self._tile_tokens)
-        sent = send(arrays_of(packed), shape.device)
-        of = Packed(*sent, packed.singles, splits=True)  # type: ignore[call-arg,arg-type,misc]
+        of = replace(sent_alone(place, [span], shape, self._tile_tokens), splits=True)
         heads = self._network.config.n_head // self._network.config.shards
         size = (1, heads + 2 * shape.kv_heads, shape.head_dim)
         fused = torch.zeros(size, dtype=shape.dtype, device=shape.device)
@@ -122,37 +122,55 @@ class Device:
         positions: Array,
         kept: Array,
         drawn: Array,
-        spans: Sequence[Span],
+        spans: Spans,
         newest: Tensor | None = None,
         also: Sequence[Array] = (),
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states `[K, C]` of the places `kept`, logits `[draws, V]` after those of them at
         `drawn`, and the numbers `also`, which are sent in the same copy. `newest` `[draws]`: what
         the iteration in flight draws; token -1 - j is its token j."""
-        size = self._pool.shape.block_tokens
-        packed = pack(tokens, positions, kept, drawn, spans, size, self._tile_tokens)
-        ran = None if self.graphs is None else self.graphs(packed, newest, also)
+        packed, news = self._pack(tokens, positions, kept, drawn, spans.present())
+        ran = None if self.graphs is None else self.graphs(packed, newest, also, news)
         if ran is None:
-            ran = self._eager(packed, newest, also)
+            ran = self._eager(packed, newest, also, news)
         hidden = ran.hidden
         if not is_every(drawn, len(hidden)):
             hidden = hidden.index_select(0, ran.drawn)
         return ran.hidden, self._network.head(hidden) if len(drawn) else hidden[:0], ran.sent
 
-    def _eager(self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array]) -> Ran:
+    def _places(self, count: int) -> KeptTables:
+        """For the tables of so many rows."""
+        blocks = -(-self._network.config.context // self._pool.shape.block_tokens)
+        return KeptTables(count, blocks, self._pool.shape.device)
+
+    def _pack(
+        self, tokens: Sequence[int], positions: Array, kept: Array, drawn: Array, spans: Spans
+    ) -> tuple[Packed[Array], News]:
+        if len(spans) > len(self._tables):  # graphs, which read these, are made for all rows
+            self._tables = self._places(len(spans))
+        size = self._pool.shape.block_tokens
+        return pack(tokens, positions, kept, drawn, spans, self._tables, size, self._tile_tokens)
+
+    def _eager(
+        self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array], news: News
+    ) -> Ran:
         arrays = arrays_of(packed)
         own = len(arrays)
         in_flight = bool((packed.tokens < 0).any())
         more = [sources_of(packed.tokens, len(packed.tokens))] if in_flight else []
+        more += [news.at, news.blocks]
         found = send([*arrays, *more, *also], self._pool.shape.device)
-        sent = Packed(*found[:own], packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]
+        first = own + len(more)  # of `also`
+        self._tables.keep(news, *found[first - 2 : first])
+        counts = packed.singles, packed.splits, packed.shared
+        sent = Packed(*found[:own], self._tables.blocks, *counts)  # type: ignore[call-arg,arg-type]
         kept = None if is_every(packed.kept, len(packed.tokens)) else sent.kept
         attend = None if self._kernel else TwoCallAttention(packed, self._pool)
         if newest is not None and in_flight:
             hidden = self._forward(sent, kept, found[own], newest, attend)
         else:
             hidden = self._run(sent, kept, attend)
-        return Ran(hidden, sent.drawn, found[own + len(more) :])
+        return Ran(hidden, sent.drawn, found[first:])
 
     def _forward(
         self,

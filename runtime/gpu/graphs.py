@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runtime.gpu.buckets import Bucket, Buckets, Load
 from runtime.gpu.paged import Packed, arrays_of
+from runtime.gpu.tables import KeptTables, News
 from runtime.transfer import Array, padded_bytes, stage, views
 
 # beside an iteration's own numbers, for what its scores of prompts need; more runs without a graph
@@ -64,7 +65,7 @@ def is_every(places: Array, count: int) -> bool:
 
 
 def padded(packed: Packed[Array], bucket: Bucket) -> Packed[Array]:
-    """The iteration as one of the bucket's size; its tables, which come last, stay as they are."""
+    """The iteration as one of the bucket's size."""
 
     def longer(array: Array, size: int, fill: int) -> Array:
         new = np.full((size, *array.shape[1:]), fill, dtype=array.dtype)
@@ -108,12 +109,12 @@ class Graphs:
         max_rows: int,
         width: int,
         dtype: torch.dtype,
-        blocks: int,
-        device: torch.device,
+        tables: KeptTables,
     ) -> None:
-        """`width`: of hidden states; `blocks`: of the longest row. On a CPU nothing is recorded,
-        and `forward` is called each time."""
-        self._forward, self._buckets = forward, buckets
+        """`width`: of hidden states. On a CPU nothing is recorded, and `forward` is called each
+        time."""
+        self._forward, self._buckets, self._tables = forward, buckets, tables
+        device = tables.blocks.device
         self._on_gpu = device.type == "cuda"
         self.replayed = 0  # iterations
         self.most_rows = max_rows
@@ -121,7 +122,7 @@ class Graphs:
         self._hidden = torch.empty(kept, width, dtype=dtype, device=device)
         self._newest = torch.zeros(max_rows, dtype=torch.int64, device=device)
         most = max(sum(map(padded_bytes, self._arrays(_nothing(), b))) for b in buckets)
-        most += 4 * max_rows * blocks + SPARE_BYTES
+        most += 4 * tables.blocks.numel() + SPARE_BYTES
         self._numbers = torch.zeros(most, dtype=torch.uint8, device=device)
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._newest_bucket: Bucket | None = None
@@ -130,24 +131,29 @@ class Graphs:
             self._record()
 
     def __call__(
-        self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array]
+        self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array], news: News
     ) -> Ran | None:
         """The iteration's result, valid until the next call; None if no graph holds it. `newest`:
         the tokens in flight; `also`: further numbers to send."""
         bucket = self._buckets.fitting(load_of(packed))
         if bucket is None:
             return None
-        arrays = [*self._arrays(packed, bucket), *also]
+        own = [*self._arrays(packed, bucket), news.at, news.blocks]
+        arrays = [*own, *also]
         staged = stage(arrays, pinned=self._on_gpu)
         if len(staged) > len(self._numbers):
             return None
         self._numbers[: len(staged)].copy_(staged, non_blocking=True)
         if newest is not None:
             self._newest[: len(newest)].copy_(newest)
+        sent: list[Tensor] = []
+        if also or len(news.at):
+            *_, at, blocks = views(self._numbers, own)
+            self._tables.keep(news, at, blocks)
+            sent = views(self._numbers, arrays)[len(own) :]
         self._newest_bucket = bucket
         self.replay_newest()
         self.replayed += 1
-        sent = views(self._numbers, arrays)[len(arrays) - len(also) :] if also else []
         fixed, kept = self._fixed[bucket][0], len(packed.kept)
         hidden = self._hidden[:kept]
         if bucket.keeps_all and not is_every(packed.kept, kept):
@@ -170,7 +176,7 @@ class Graphs:
     def _views(self, bucket: Bucket) -> tuple[Packed[Tensor], Tensor]:
         """The places of its numbers, and of its sources."""
         sources, *of = views(self._numbers, self._arrays(_nothing(), bucket))
-        fixed = Packed(*of, bucket.singles, bucket.splits)  # type: ignore[call-arg,arg-type]
+        fixed = Packed(*of, self._tables.blocks, bucket.singles, bucket.splits)  # type: ignore[call-arg,arg-type]
         return fixed, sources
 
     def _run(self, bucket: Bucket) -> None:

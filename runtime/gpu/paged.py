@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, attend_rectangle
-from runtime.attention import Span
-from runtime.cache import KVPool
+from runtime.attention import Span, Spans
+from runtime.cache import KVPool, KVShape
+from runtime.gpu.tables import KeptTables, News
 from runtime.gpu.tuning import decode_launch
 from runtime.transfer import Array, send
 
@@ -42,7 +43,7 @@ class Packed(Generic[Numbers]):
         Numbers  # [R, 5] first on the flat axis, new tokens, keys, first of its table, of its tiles
     )
     tiles: Numbers  # [T, 2] row, and its split or the first of its tokens
-    tables: Numbers  # [blocks] of all rows, as far as they hold keys
+    tables: Numbers  # [places * width], see `KeptTables`
     singles: int  # tiles of rows with one new token
     splits: bool  # one of them has several
     shared: bool = False  # several rows are one sequence's: its newest token, and drafts behind it
@@ -53,31 +54,30 @@ def pack(
     positions: Array,
     kept: Array,
     drawn: Array,
-    spans: Sequence[Span],
+    spans: Spans,
+    tables: KeptTables,
     block_tokens: int,
     tile_tokens: int,
-) -> Packed[Array]:
-    """`tile_tokens`: tokens of a prompt that the kernel computes together."""
-    spans = [span for span in spans if span.length]
+) -> tuple[Packed[Array], News]:
+    """The iteration, and what it adds to the tables. `spans`: with new tokens each. `tile_tokens`:
+    tokens of a prompt that the kernel computes together."""
+    news = tables.news(spans.tables)
     rows = np.zeros((len(spans), 5), dtype=np.int32)
-    rows[:, :3] = [(s.first, s.length, s.start + s.length) for s in spans] or np.zeros((0, 3))
-    first, count, length, begin, tile = rows.T  # which are filled in below
-    sizes = -(-length // block_tokens)
-    begin[:] = sizes.cumsum() - sizes
-    held = [span.table.blocks[:size] for span, size in zip(spans, sizes.tolist(), strict=True)]
-    tables = np.concatenate([np.zeros(0, dtype=np.int32), *held])
-    row, within = _counted(count)
-    position = (length - count)[row] + within
+    first, count, length, begin, tile = rows.T
+    first[:], count[:], length[:] = spans.first, spans.length, spans.start + spans.length
+    begin[:] = news.places * tables.width
+    row, within = _counted(spans.length)
+    position = spans.start[row] + within
     slots = np.full(len(tokens), -1, dtype=np.int64)
-    in_block = tables[begin[row] + position // block_tokens].astype(np.int64)
-    slots[first[row] + within] = in_block * block_tokens + position % block_tokens
+    in_block = tables.host[news.places[row], position // block_tokens].astype(np.int64)
+    slots[spans.first[row] + within] = in_block * block_tokens + position % block_tokens
     single, prompts = np.flatnonzero(count == 1), np.flatnonzero(count > 1)
     splits = splits_of(length[single])
     tile[single] = splits.cumsum() - splits
     decoding, split = _counted(splits)
     of, piece = _counted(-(-count[prompts] // tile_tokens))
     tiles = [(single[decoding], split), (prompts[of], piece * tile_tokens)]
-    return Packed(
+    packed: Packed[Array] = Packed(
         np.array(tokens, dtype=np.int32),
         positions.astype(np.int32),
         kept.astype(np.int32),
@@ -85,11 +85,12 @@ def pack(
         slots,
         rows,
         np.concatenate([np.stack(columns, axis=1) for columns in tiles]).astype(np.int32),
-        tables,
+        tables.host.reshape(-1),
         len(split),
         len(split) > len(single),
-        len({span.table for span in spans}) < len(spans),
+        len(set(news.places.tolist())) < len(spans),
     )
+    return packed, news
 
 
 def splits_of(keys: NDArray[Any]) -> NDArray[Any]:
@@ -104,9 +105,25 @@ def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 
 def arrays_of(packed: Packed[Array]) -> list[Array]:
-    """In the order of its fields."""
+    """In the order of its fields, without the tables, which are on the device."""
     arrays = [packed.tokens, packed.positions, packed.kept, packed.drawn, packed.slots]
-    return [*arrays, packed.rows, packed.tiles, packed.tables]
+    return [*arrays, packed.rows, packed.tiles]
+
+
+def sent_alone(
+    positions: Array, spans: Sequence[Span], shape: KVShape, tile_tokens: int
+) -> Packed[Tensor]:
+    """An iteration for attention only, on the device of the pool's shape."""
+    columns, device = Spans.of(spans), shape.device
+    tables = KeptTables(len(spans), max(len(span.table.blocks) for span in spans), device)
+    none = np.zeros(0, dtype=np.int64)
+    tokens = [0] * len(positions)
+    packed, news = pack(
+        tokens, positions, none, none, columns, tables, shape.block_tokens, tile_tokens
+    )
+    *sent, at, blocks = send([*arrays_of(packed), news.at, news.blocks], device)
+    tables.keep(news, at, blocks)
+    return Packed(*sent, tables.blocks, packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]
 
 
 class PagedAttention:

@@ -15,9 +15,9 @@ from torch import Tensor
 from kernels.gpu.attention import attend
 from kernels.gpu.paged import attend_rectangle, queries_per_tile
 from runtime.attention import Span
-from runtime.cache import BlockTable
+from runtime.cache import BlockTable, KVShape
 from runtime.gpu.comparison import Case, Heads
-from runtime.gpu.paged import PagedAttention, pack
+from runtime.gpu.paged import PagedAttention, sent_alone
 from tests.kernels.conftest import DEVICE
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -94,9 +94,9 @@ def laid_out(lengths: Sequence[int], tables: Sequence[Sequence[int]]) -> dict[st
     """Rows of so many keys and one new token, as `attend` takes them."""
     rows = zip(lengths, map(BlockTable, tables), strict=True)
     spans = [Span(i, 1, length - 1, table) for i, (length, table) in enumerate(rows)]
-    none = np.zeros(len(spans), dtype=np.int64)
-    of = pack([0] * len(spans), none, none, none, spans, BLOCK_TOKENS, 1)
-    layout = {name: torch.tensor(getattr(of, name)) for name in ("rows", "tables", "tiles")}
+    shape = KVShape(1, 1, 16, torch.float32, torch.device("cpu"), BLOCK_TOKENS)
+    of = sent_alone(np.zeros(len(spans), dtype=np.int64), spans, shape, 1)
+    layout = {name: getattr(of, name) for name in ("rows", "tables", "tiles")}
     return {**layout, "singles": of.singles, "splits": of.splits}
 
 

@@ -17,7 +17,7 @@ import runtime.executor
 from model import LoadOptions, load_model
 from models.gpt2 import Block, causal_attention
 from requested import Sampling
-from runtime.attention import Span, attention_kernel
+from runtime.attention import Span, Spans, attention_kernel
 from runtime.cache import BlockTable
 from runtime.executor import passes
 from seams import Opening, Outcome, Step
@@ -40,7 +40,7 @@ def test_passes_cover_the_axis_and_divide_no_row(
         for i, (end, (_, count)) in enumerate(zip(ends, rows, strict=True))
     ]
     total = ends[-1] if ends else 0
-    parts = list(passes(data.draw(st.permutations(spans)), total, most))
+    parts = list(passes(Spans.of(data.draw(st.permutations(spans))), total, most))
     bounds = [0, *(part.stop for part, _ in parts)]
     assert [part.start for part, _ in parts] == bounds[:-1]
     assert bounds[-1] == total
@@ -51,7 +51,7 @@ def test_passes_cover_the_axis_and_divide_no_row(
         assert all(s.first >= 0 and s.first + s.length <= width for s in own)
         assert len(own) <= 1 or width <= most
     for (first, _), (second, own) in pairwise(parts):
-        end = second.start + own[0].first + own[0].length
+        end = second.start + int(own.first[0] + own.length[0])
         assert end - first.start > most, "the row would have fitted"
 
 

@@ -210,7 +210,7 @@ def test_a_graph_may_be_recorded() -> None:
         graphs = model.gpu.graphs
         assert graphs is not None
         lasting = [model.pool.keys, graphs._numbers, graphs._newest, graphs._hidden]
-        lasting += network.parameters()
+        lasting += [graphs._tables.blocks, *network.parameters()]
         for bucket in graphs._fixed:
             runs = []
             for _ in range(2):

@@ -20,6 +20,7 @@ from runtime.executor import Executor
 from runtime.gpu.buckets import Bucket, Buckets
 from runtime.gpu.graphs import Graphs
 from runtime.gpu.paged import Packed
+from runtime.gpu.tables import KeptTables
 from runtime.transfer import stage
 from seams import Opening, Step
 
@@ -184,7 +185,8 @@ def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_resu
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr("runtime.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
     buckets = Buckets(20, 1024, 64)
-    graphs = Graphs(forward, buckets, 20, 8, torch.float32, 16, torch.device("cpu"))
+    tables = KeptTables(20, 16, torch.device("cpu"))
+    graphs = Graphs(forward, buckets, 20, 8, torch.float32, tables)
     graphs._record()
     count = len(list(buckets))
     assert len(streams) == 1
