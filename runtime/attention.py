@@ -76,7 +76,8 @@ class Spans:
         if isinstance(spans, Spans):
             return spans
         numbers = np.array([span[:3] for span in spans], dtype=np.int64).reshape(-1, 3)
-        return cls(*numbers.T, [span.table for span in spans])
+        first, length, start = numbers.T
+        return cls(first, length, start, [span.table for span in spans])
 
     def __len__(self) -> int:
         return len(self.tables)

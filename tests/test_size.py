@@ -27,13 +27,13 @@ LINES = {
     "model_server": 2531,
     "models": 2416,
     "router": 3506,
-    "runtime": 5573,
+    "runtime": 5727,
     "scheduling": 2481,
     "tests": 51342,
     "text": 2038,
-    "others": 8070,
+    "others": 8072,
 }
-PRODUCT_LINES = 41436  # all but tests, benchmarks and client
+PRODUCT_LINES = 41592  # all but tests, benchmarks and client
 SHORT_FILES = 81
 LONG_FUNCTIONS = 18
 REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have
