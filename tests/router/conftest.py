@@ -1,5 +1,6 @@
-"""Real routers and test upstreams as processes on ports the system chose."""
+"""Real routers as processes on ports the system chose, before test upstreams."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import requests
 
+from tests.router.farm import TIMEOUT_S, Farm, ScriptedUpstream
 from tests.support.forked import Forked
+from tests.support.process import Server
 
-TIMEOUT_S = 60
 T = TypeVar("T")
 
 
@@ -36,45 +38,16 @@ def raw_post(body: bytes, path: str = "/v1/completions") -> bytes:
     return head.encode() + body
 
 
-class Farm:
-    """A handle on a process of test upstreams."""
-
-    def __init__(self, *args: str) -> None:
-        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
-        log = Path(self._log.name)
-        self.process = Forked("tests.router.farm", args, os.environ, log)
-        until(lambda: log.read_text().endswith("\n"), "the farm's port")
-        self.control = f"http://127.0.0.1:{int(log.read_text())}"
-        self._session = requests.Session()
-
-    def __call__(self, verb: str, **body: Any) -> dict[str, Any]:
-        answer = self._session.post(f"{self.control}/{verb}", json=body, timeout=TIMEOUT_S)
-        answer.raise_for_status()
-        facts: dict[str, Any] = answer.json()
-        return facts
-
-    def new(self, **behaviour: Any) -> str:
-        url: str = self("new", **behaviour)["url"]
-        return url
-
-    def state(self, url: str) -> dict[str, Any]:
-        return self("state", url=url)
-
-    def close(self) -> None:
-        self._session.close()
-        self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-
 class RouterProcess:
     """`python -m router` on a free port, its log, and shorthands for its endpoints."""
 
-    def __init__(self, *upstreams: str, **options: Any) -> None:
+    def __init__(self, *upstreams: ScriptedUpstream | Server | str, **options: Any) -> None:
         args = [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
         env = {k: v for k, v in os.environ.items() if k not in {"UPSTREAMS", "TIB_PORT"}}
         if upstreams:
-            env["UPSTREAMS"] = ",".join(upstreams)
+            env["UPSTREAMS"] = ",".join(u if isinstance(u, str) else u.url for u in upstreams)
+        key = options.get("admin_key")
+        self._admin = {"Authorization": f"Bearer {key}"} if key else {}
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
         self.process = Forked("router", ["--port=0", *args], env, Path(self._log.name))
         try:
@@ -106,11 +79,26 @@ class RouterProcess:
     def get(self, path: str, **kwargs: Any) -> requests.Response:
         return requests.get(self.url + path, timeout=TIMEOUT_S, **kwargs)
 
+    def streaming(self) -> requests.Response:
+        """A stream of which the first event has come."""
+        answer = self.post(json={"model": "m", "stream": True}, stream=True)
+        assert answer.raw.read(4) == b"data"
+        return answer
+
+    def change(self, method: str, url: str, path: str = "", **body: Any) -> int:
+        """Changes the upstreams; returns the status."""
+        address, asked = f"{self.url}/upstreams{path}", {"url": url, **body}
+        return requests.request(
+            method, address, json=asked, headers=self._admin, timeout=TIMEOUT_S
+        ).status_code
+
     def upstreams(self) -> dict[str, Any]:
-        return {u["url"]: u for u in self.get("/upstreams").json()["upstreams"]}
+        shown = self.get("/upstreams", headers=self._admin).json()["upstreams"]
+        return {u["url"]: u for u in shown}
 
     def waiting(self) -> int:
-        return sum(self.get("/upstreams").json()["waiting"].values())
+        shown = self.get("/upstreams", headers=self._admin).json()
+        return sum(shown["waiting"].values())
 
     def in_flight(self) -> int:
         return sum(u["in_flight"] for u in self.upstreams().values())
@@ -135,6 +123,49 @@ class RouterProcess:
         self._log.close()
 
 
+class Net:
+    """Makes upstreams in this process and routers before them, which end with it."""
+
+    def __init__(self, farm: Farm, stack: ExitStack) -> None:
+        self._farm = farm
+        self._stack = stack
+        self._made: list[ScriptedUpstream] = []
+        stack.callback(lambda: farm.run(self._stopped()))
+        self.release = farm.release
+
+    async def _stopped(self) -> None:
+        await asyncio.gather(*(upstream.stop() for upstream in self._made))
+
+    def upstream(self, *models: str, **behaviour: Any) -> ScriptedUpstream:
+        """`models`: `m` if there are none."""
+        made = ScriptedUpstream({"models": models or ["m"], **behaviour})
+        self._made.append(made)
+        self.start(made)
+        return made
+
+    def start(self, upstream: ScriptedUpstream) -> None:
+        self._farm.run(upstream.start())
+
+    def stop(self, upstream: ScriptedUpstream) -> None:
+        self._farm.run(upstream.stop())
+
+    def starting(
+        self, *upstreams: ScriptedUpstream | Server | str, **options: Any
+    ) -> RouterProcess:
+        """A router that may not have probed its upstreams."""
+        router = RouterProcess(*upstreams, **options)
+        self._stack.callback(router.close)
+        return router
+
+    def router(self, *upstreams: ScriptedUpstream | Server | str, **options: Any) -> RouterProcess:
+        return self.starting(*upstreams, **options).probed()
+
+
+class Pair(NamedTuple):
+    router: RouterProcess
+    upstream: ScriptedUpstream
+
+
 @pytest.fixture(scope="session")
 def farm() -> Iterator[Farm]:
     farm = Farm()
@@ -143,23 +174,15 @@ def farm() -> Iterator[Farm]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., RouterProcess]]:
-    """Starts routers that end with the test."""
+def net(farm: Farm) -> Iterator[Net]:
     with ExitStack() as stack:
-
-        def started(*upstreams: str, **options: Any) -> RouterProcess:
-            router = RouterProcess(*upstreams, **options)
-            stack.callback(router.close)
-            return router
-
-        yield started
+        yield Net(farm, stack)
 
 
 @pytest.fixture(scope="session")
-def shared(farm: Farm) -> Iterator[tuple[RouterProcess, str]]:
+def shared(farm: Farm) -> Iterator[Pair]:
     """One router with one upstream, for tests that leave no trace."""
-    upstream = farm.new(models=["m"])
-    router = RouterProcess(upstream, max_connect_per_upstream=64)
-    router.probed()
-    yield router, upstream
-    router.close()
+    with ExitStack() as stack:
+        net = Net(farm, stack)
+        upstream = net.upstream()
+        yield Pair(net.router(upstream, max_connect_per_upstream=64), upstream)

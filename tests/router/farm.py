@@ -1,22 +1,26 @@
-"""Test upstreams: real HTTP servers with behaviour set from outside, many in one process.
+"""Test upstreams: real HTTP servers with behaviour set from outside, many on one event loop.
 
-The process prints the port of its control server, where upstreams are made, told how to behave,
-held, released, stopped and asked what they saw; with `--upstream PORT` one is there at once.
-"""
+`Farm` runs them in a thread of this process. As a command this is one upstream in a process of its
+own, which can be killed and frozen."""
 
-import argparse
 import asyncio
-import base64
 import contextlib
 import json
 import logging
 import multiprocessing
 import socket
-from typing import Any
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 EVENTS = 5
+TIMEOUT_S = 60
+SILENT = logging.getLogger("tests.router.farm")  # aborted connections are the purpose here
+SILENT.disabled = True
+T = TypeVar("T")
 
 
 def listening_socket(port: int = 0) -> socket.socket:
@@ -26,28 +30,38 @@ def listening_socket(port: int = 0) -> socket.socket:
     return sock
 
 
-class TestUpstream:
-    """One OpenAI-like server. Behaviour keys: models, models_delay, models_status, health_status,
-    status, headers, delay, hold (wait for release before answering), events, interval, cut_after
-    (streams: abort after so many events), hold_after (streams: wait for release after so many),
-    drop ("before": abort unanswered, "body": abort half-way through the body), separator, raw
-    (body, base64)."""
+class ScriptedUpstream:
+    """One OpenAI-like server. Behaviour keys, of which a request may send its own as `behave`:
+    models, models_delay, models_status, health_status, status, headers, delay, hold (wait for
+    release before answering), events, interval, cut_after (streams: abort after so many events),
+    hold_after (streams: wait for release after so many), drop ("before": abort unanswered, "body":
+    abort half-way through the body), separator, raw (body, as Latin-1)."""
 
     def __init__(self, behaviour: dict[str, Any], port: int = 0) -> None:
         self.behaviour: dict[str, Any] = {"models": ["m"], **behaviour}
         self.port = port
         self.gate = asyncio.Event()
-        self.current = self.peak = self.cancelled = 0
-        self.seen: list[dict[str, Any]] = []
+        self.current = self.cancelled = 0
+        self.bodies: list[bytes] = []
+        self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
         self.runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def behave(self, **behaviour: Any) -> None:
+        self.behaviour = {**self.behaviour, **behaviour}
 
     async def start(self) -> None:
         app = web.Application(client_max_size=2**30)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
+        app.router.add_post("/behave", self.told)
         app.router.add_route("*", "/{path:.*}", self.infer)
         self.runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+            app, access_log=None, logger=SILENT, handler_cancellation=True, shutdown_timeout=0.05
         )
         await self.runner.setup()
         sock = listening_socket(self.port)
@@ -68,19 +82,19 @@ class TestUpstream:
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.behaviour.get("health_status", 200))
 
+    async def told(self, request: web.Request) -> web.Response:
+        self.behave(**await request.json())
+        return web.Response()
+
     async def infer(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
+        body: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             body = json.loads(raw)
-        self.seen.append(
-            {
-                "path": request.raw_path,
-                "headers": {k.lower(): v for k, v in request.headers.items()},
-                "body": base64.b64encode(raw).decode(),
-            }
-        )
+        self.bodies.append(raw)
+        self.paths.append(request.raw_path)
+        self.headers.append({k.lower(): v for k, v in request.headers.items()})
         self.current += 1
-        self.peak = max(self.peak, self.current)
         try:
             return await self.answer(request, body, {**self.behaviour, **body.get("behave", {})})
         except (asyncio.CancelledError, ConnectionResetError):  # while it waits, or writes
@@ -97,37 +111,26 @@ class TestUpstream:
         await asyncio.sleep(how.get("delay", 0))
         if how.get("drop") == "before":
             return self.abort(request)
-        headers = how.get("headers", {})
         status = how.get("status", 200)
         if status == 200 and (body.get("stream") or request.path == "/generate_stream"):
-            return await self.stream(request, body, how, headers)
+            return await self.stream(request, body, how)
         text = "".join(f" w{i}" for i in range(how.get("events", EVENTS)))
-        chat = request.path.endswith("chat/completions")
-        choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        answer = {
-            "id": "cmpl-1",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": 1,
-            "model": body.get("model", ""),
-            "choices": [{"index": 0, "finish_reason": "stop", **choice}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6},
-        }
-        raw = base64.b64decode(how["raw"]) if "raw" in how else json.dumps(answer).encode()
+        shown = self.shown(request, body, "message", text) | {"usage": {"total_tokens": 6}}
+        raw = how["raw"].encode("latin-1") if "raw" in how else json.dumps(shown).encode()
         if how.get("drop") == "body":
             response = web.StreamResponse(status=status, headers={"Content-Length": "1000"})
             await response.prepare(request)
             await response.write(b'{"half": ')
             return self.abort(request)
-        return web.Response(
-            body=raw, status=status, headers={"Content-Type": "application/json", **headers}
-        )
+        headers = {"Content-Type": "application/json", **how.get("headers", {})}
+        return web.Response(body=raw, status=status, headers=headers)
 
     async def stream(
-        self, request: web.Request, body: dict[str, Any], how: dict[str, Any], headers: Any
+        self, request: web.Request, body: dict[str, Any], how: dict[str, Any]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
+        headers = {"Content-Type": "text/event-stream", **how.get("headers", {})}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        chat = request.path.endswith("chat/completions")
         end = how.get("separator", "\n\n")
         for i in range(how.get("events", EVENTS)):
             if i == how.get("hold_after"):
@@ -135,18 +138,23 @@ class TestUpstream:
             if i == how.get("cut_after"):
                 await response.write(b'data: {"unfinished":')
                 return self.abort(request)
-            choice = {"delta": {"content": f" w{i}"}} if chat else {"text": f" w{i}"}
-            event = {
-                "id": "cmpl-1",
-                "object": "chat.completion.chunk" if chat else "text_completion",
-                "created": 1,
-                "model": body.get("model", ""),
-                "choices": [{"index": 0, "finish_reason": None, **choice}],
-            }
+            event = self.shown(request, body, "delta", f" w{i}")
             await response.write(f"data: {json.dumps(event)}{end}".encode())
             await asyncio.sleep(how.get("interval", 0))
         await response.write(f"data: [DONE]{end}".encode())
         return response
+
+    @staticmethod
+    def shown(request: web.Request, body: dict[str, Any], part: str, text: str) -> dict[str, Any]:
+        """A completion's or a chat's object, or one of its chunks."""
+        chat = request.path.endswith("chat/completions")
+        said = {part: {"role": "assistant", "content": text}} if chat else {"text": text}
+        kind = "text_completion"
+        if chat:
+            kind = "chat.completion" + (".chunk" if part == "delta" else "")
+        choices = [{"index": 0, "finish_reason": "stop" if part == "message" else None, **said}]
+        fixed = {"id": "cmpl-1", "object": kind, "created": 1}
+        return {**fixed, "model": body.get("model", ""), "choices": choices}
 
     @staticmethod
     def abort(request: web.Request) -> web.StreamResponse:
@@ -156,52 +164,29 @@ class TestUpstream:
 
 
 class Farm:
-    """The control API."""
+    """Upstreams on an event loop in a thread."""
 
     def __init__(self) -> None:
-        self.upstreams: dict[str, TestUpstream] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
 
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        verb = request.match_info["verb"]
-        if verb == "new":
-            return web.json_response({"url": await self.new(body, body.pop("port", 0))})
-        upstream = self.upstreams[body.pop("url")]
-        if verb == "behave":
-            upstream.behaviour = {**upstream.behaviour, **body}
-        elif verb == "release":
-            upstream.gate.set()
-        elif verb == "stop":
-            await upstream.stop()
-        elif verb == "start":
-            await upstream.start()
-        facts = {k: getattr(upstream, k) for k in ("current", "peak", "cancelled", "seen")}
-        return web.json_response(facts)
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
 
-    async def new(self, behaviour: dict[str, Any], port: int = 0) -> str:
-        upstream = TestUpstream(behaviour, port)
-        await upstream.start()
-        url = f"http://127.0.0.1:{upstream.port}"
-        self.upstreams[url] = upstream
-        return url
+    def release(self, upstream: ScriptedUpstream) -> None:
+        """Ends what waits at it."""
+        self._loop.call_soon_threadsafe(upstream.gate.set)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
-async def main() -> None:
-    logging.disable()  # aborted connections are the purpose here
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--upstream", type=int, help="start one on this port")
-    parser.add_argument("--behave", type=json.loads, default={})
-    args = parser.parse_args()
-    farm = Farm()
-    if args.upstream is not None:
-        await farm.new(args.behave, args.upstream)
-    app = web.Application()
-    app.router.add_post("/{verb}", farm.handle)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    sock = listening_socket()
-    await web.SockSite(runner, sock).start()
-    print(sock.getsockname()[1], flush=True)
+async def main(port: int, behaviour: dict[str, Any]) -> None:
+    await ScriptedUpstream(behaviour, port).start()
+    print("started", flush=True)
     parent = multiprocessing.parent_process()
     assert parent is not None, "run by tests.support.forked"
     # no orphan survives a killed test run
@@ -209,4 +194,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(int(sys.argv[1]), json.loads(sys.argv[2])))

@@ -4,16 +4,15 @@ upstreams are served."""
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from urllib3.exceptions import HTTPError
 
-from tests.router.conftest import Farm, RouterProcess, raw_post, until
+from tests.router.conftest import Net, raw_post, until
 
-Start = Callable[..., RouterProcess]
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = OK + b"Content-Type: application/json\r\nConnection: close\r\n"
 DEEP = b'{"data": ' + b"[" * 100_000
@@ -64,41 +63,39 @@ def hostile(answer: bytes, then: bytes = b"", posts: bytes = b"") -> Iterator[st
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_no_list_of_models_ends_the_probes(farm: Farm, start: Start) -> None:
-    good = farm.new(models=["m"])
+def test_no_list_of_models_ends_the_probes(net: Net) -> None:
+    good = net.upstream()
     with ExitStack() as stack:
         odd = {name: stack.enter_context(hostile(answer)) for name, answer in LISTS.items()}
         odd["endless"] = stack.enter_context(hostile(JSON + b"\r\n", ENDLESS))
-        router = start(*odd.values(), good, probe_interval=0.1, probe_timeout=5).probed()
+        router = net.router(*odd.values(), good, probe_interval=0.1, probe_timeout=5)
         states = router.upstreams()
         assert not [name for name, url in odd.items() if states[url]["models"]]
         assert "longer than" in states[odd["endless"]]["last_error"]
-        farm("behave", url=good, models=["m", "new"])  # seen by a later round
-        until(lambda: router.upstreams()[good]["models"] == ["m", "new"], "another round")
+        good.behave(models=["m", "new"])  # seen by a later round
+        until(lambda: router.upstreams()[good.url]["models"] == ["m", "new"], "another round")
         assert router.post(json={"model": "new"}).ok
         assert router.get("/metrics").ok
 
 
-def test_models_are_described_as_their_upstream_describes_them(start: Start) -> None:
+def test_models_are_described_as_their_upstream_describes_them(net: Net) -> None:
     nested = b"[" * 300 + b"]" * 300
     described = b'{"id": "m", "n": 1.0, "deep": %b}' % nested
     with hostile(JSON + b'\r\n{"object": "list", "data": [1, %b]}' % described) as upstream:
-        router = start(upstream).probed()
+        router = net.router(upstream)
         assert described in router.get("/v1/models").content
         assert router.get("/v1/models/m").content == described
         assert router.get("/v1/models").json()["data"][0]["id"] == "m"
 
 
-def test_no_answer_to_a_request_ends_the_router(farm: Farm, start: Start, tmp_path: Path) -> None:
-    good = farm.new()
+def test_no_answer_to_a_request_ends_the_router(net: Net, tmp_path: Path) -> None:
     with ExitStack() as stack:
         urls = {name: stack.enter_context(hostile(answer)) for name, answer in LISTS.items()}
         listed = tmp_path / "upstreams"
         lines = [f"{url} models=odd-{i}" for i, url in enumerate(urls.values())]
-        listed.write_text("\n".join([good, *lines]))
+        listed.write_text("\n".join([net.upstream().url, *lines]))
         # no probe between the first and the requests: some of them call an upstream not ready
-        router = start(upstreams_file=listed, probe_interval=3600, max_attempts=1, wait_for=1)
-        router.probed()
+        router = net.router(upstreams_file=listed, probe_interval=3600, max_attempts=1, wait_for=1)
         ready = router.upstreams()
         for i, (name, url) in enumerate(urls.items()):
             if not ready[url]["ready"]:
@@ -113,20 +110,19 @@ def test_no_answer_to_a_request_ends_the_router(farm: Farm, start: Start, tmp_pa
 
 
 @pytest.mark.parametrize("header", [b"text/event-stream; charset=martian", b"\xff;=;", b""])
-def test_an_odd_content_type_is_passed_on(header: bytes, start: Start, tmp_path: Path) -> None:
+def test_an_odd_content_type_is_passed_on(header: bytes, net: Net, tmp_path: Path) -> None:
     answer = OK + b"Content-Type: " + header + b"\r\nContent-Length: 2\r\n\r\n{}"
     with hostile(answer) as upstream:
         listed = tmp_path / "upstreams"
         listed.write_text(f"{upstream} models=m")
-        router = start(upstreams_file=listed).probed()
-        assert router.post().content == b"{}"
+        assert net.router(upstreams_file=listed).post().content == b"{}"
 
 
-def test_a_refusal_whose_body_is_late_holds_no_place(start: Start) -> None:
+def test_a_refusal_whose_body_is_late_holds_no_place(net: Net) -> None:
     listed = JSON + b'\r\n{"data": [{"id": "m"}]}'
     refused = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{"
     with hostile(listed, posts=refused) as upstream:
-        router = start(upstream).probed()
+        router = net.router(upstream)
         with socket.create_connection(("127.0.0.1", router.port)) as client:
             client.sendall(raw_post(b'{"model": "m"}'))
             begun = "eb_router_first_byte_seconds_count"

@@ -1,17 +1,28 @@
-"""In front of this project's server: paths that the router does not serve stay hidden, however a
-client asks for them, and its own API can name the model like the others."""
+"""In front of this project's servers: paths that the router does not serve stay hidden, however a
+client asks for them; files, batches, responses and tokens are those of the servers."""
+
+from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import openai
 import pytest
+import requests
+from openai import OpenAI
 
 from api.document.paths import OPERATIONS
-from tests.router.conftest import TIMEOUT_S, RouterProcess
-from tests.support.process import Server, closed_at_end, serving
+from router.rules.responses import mark_of
+from tests.router.conftest import Net, Pair, RouterProcess, until
+from tests.router.farm import TIMEOUT_S
+from tests.support.official import ended, line, outcome, require_answers, submitted
+from tests.support.process import PATIENCE_S, Server, closed_at_end, serving
 from tests.support.wire import all_of
 
+DOWN = "http://127.0.0.1:1"
 ASKED = b'{"prompt": "a", "max_tokens": 1}'
 TRICKS = {
     "SCRIPT_NAME": ("/v1/stats/reset", b"SCRIPT_NAME: /v1\r\n"),
@@ -27,16 +38,30 @@ TRICKS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("hidden"), api_key="up") as server:
+    with serving(tmp_path_factory.mktemp("first"), api_key="up,two") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def router(server: Server) -> Iterator[RouterProcess]:
-    keys = {"api_keys": "up,client", "upstream_api_key": "up"}
-    router = RouterProcess(server.url, batch_upstream=server.url, **keys).probed()
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("second"), api_key="up,two") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def router(server: Server, other: Server) -> Iterator[RouterProcess]:
+    """Files and batches go to the first server; a conversation stays with its own."""
+    options = {"api_keys": "up,client", "upstream_api_key": "up", "policy": "round-robin"}
+    bounds = {"max_body_bytes": 2**16}
+    urls = other.url, server.url
+    router = RouterProcess(*urls, batch_upstream=server.url, **options, **bounds).probed()
     yield router
     router.close()
+
+
+def official(router: RouterProcess | Server, key: str = "up") -> OpenAI:
+    url = f"{router.url}/v1"
+    return closed_at_end(OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S))
 
 
 def resets(port: int, key: str, path: str, header: bytes) -> bool:
@@ -70,6 +95,224 @@ def test_our_own_api_names_the_model_in_the_body_or_in_a_header(router: RouterPr
     ]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert len({answer.json()["completion"] for answer in answers}) == 1
+
+
+def test_a_job_goes_to_the_upstream_that_is_named(
+    router: RouterProcess, server: Server, other: Server
+) -> None:
+    client = official(router)
+    batch = ended(client, submitted(client, [line(n, max_tokens=4) for n in range(20)]).id)
+    output, errors = outcome(client, batch, 20)
+    assert not errors
+    require_answers(output, 4)
+    assert official(server).batches.retrieve(batch.id).status == "completed"
+    with pytest.raises(openai.NotFoundError):
+        official(other).batches.retrieve(batch.id)
+
+
+def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None:
+    client, big = official(router), b"x" * (3 * 2**20)
+    file = client.files.create(file=("big", big), purpose="batch")
+    assert client.files.content(file.id).read() == big
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.files.content(file.id)
+    assert gone.value.response.headers["X-Upstream-Origin"]
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("f", b"{}"), purpose="vision")
+    with pytest.raises(openai.AuthenticationError):
+        official(router, "wrong").files.list()
+
+
+def test_without_an_upstream_for_jobs_the_setting_is_named(shared: Pair) -> None:
+    for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches/b/cancel")):
+        url = f"{shared.router.url}/v1/{path}"
+        answer = requests.request(method, url, timeout=PATIENCE_S)
+        assert answer.status_code == 501
+        assert answer.json()["error"]["code"] == "no_batch_upstream"
+        assert "BATCH_UPSTREAM" in answer.json()["error"]["message"]
+
+
+def test_an_upstream_for_jobs_that_is_down_is_503_and_any_is_taken_where_all_share(
+    net: Net,
+) -> None:
+    upstream = net.upstream()
+    answer = net.router(upstream, batch_upstream=DOWN).get("/v1/batches")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert "127.0.0.1" not in answer.text
+    answer = net.router(DOWN, upstream, batch_upstream="any").get("/v1/batches")
+    assert (answer.status_code, answer.headers["X-Upstream-Origin"]) == (200, upstream.url)
+
+
+def new_batch(router: RouterProcess, **headers: str) -> requests.Response:
+    return router.post("/v1/batches", json={"input_file_id": "f"}, headers=headers)
+
+
+def test_a_new_batch_goes_to_an_upstream_of_its_model(net: Net) -> None:
+    first, second = net.upstream("a"), net.upstream("b")
+    router = net.router(first, second, batch_upstream="any", probe_interval=0.1)
+    for model, upstream in (("a", first), ("b", second)):
+        taken = new_batch(router, **{"X-Model": model})
+        assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, upstream.url)
+    by_default = net.router(first, second, batch_upstream="any", default_model="b")
+    assert new_batch(by_default).headers["X-Upstream-Origin"] == second.url
+
+    unnamed = new_batch(router)
+    assert unnamed.status_code == 400
+    assert unnamed.json()["error"]["code"] == "model_required"
+    assert "X-Model" in unnamed.json()["error"]["message"]
+    assert "a, b." in unnamed.json()["error"]["message"]
+    unknown = new_batch(router, **{"X-Model": "c"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "model_not_found")
+    second.behave(models_status=500)
+    until(lambda: new_batch(router, **{"X-Model": "b"}).status_code == 503, "503 for b")
+    assert len(first.bodies) == 1
+
+
+def test_only_a_new_batch_must_name_its_model_and_only_where_there_are_several(net: Net) -> None:
+    first, second, other = (net.upstream(name) for name in ("a", "a", "b"))
+    router = net.router(first, other, batch_upstream="any")
+    assert router.post("/v1/files").status_code == 200
+    assert router.post("/v1/batches/b/cancel").status_code == 200
+    assert new_batch(net.router(first, second, batch_upstream="any")).status_code == 200
+    assert new_batch(net.router(first, other, batch_upstream=other.url)).status_code == 200
+
+
+FIELDS: Any = {"model": "embedded", "input": "x", "max_output_tokens": 3}
+
+
+def made_at(router: RouterProcess, server: Server) -> str:
+    """The id of a response that the router had made there, though its client sent a mark."""
+    own = {"X-Upstream-Mark": "00000000"}
+    create = official(router).responses.with_raw_response.create
+    while True:
+        made = create(**FIELDS, extra_headers=own)
+        if made.headers["X-Upstream-Origin"] == server.url:
+            assert made.parse().id.startswith(f"resp_{mark_of(server.url)}_")
+            return made.parse().id
+
+
+def test_a_conversation_stays_where_it_is_stored(
+    router: RouterProcess, server: Server, other: Server, net: Net
+) -> None:
+    servers = [server, other]
+    ids = [made_at(router, server) for server in servers]
+    restarted = net.router(*servers, upstream_api_key="up")
+    for found in (router, restarted):
+        responses = official(found).responses
+        for server, id in zip(servers, ids, strict=True):
+            for _ in range(2):
+                again = responses.with_raw_response.create(previous_response_id=id, **FIELDS)
+                assert again.headers["X-Upstream-Origin"] == server.url
+            counted = responses.input_tokens.count(
+                model="embedded", input="x", previous_response_id=id
+            )
+            assert counted.input_tokens > 0
+            assert responses.retrieve(id).id == id
+            assert [item.type for item in responses.input_items.list(id)] == ["message"]
+            with pytest.raises(openai.BadRequestError, match="background"):
+                responses.cancel(id)
+    official(restarted).responses.delete(ids[0])
+    with pytest.raises(openai.NotFoundError):
+        official(router).responses.retrieve(ids[0])
+
+
+def test_a_stream_in_the_background_is_resumed_where_it_is_generated(
+    router: RouterProcess,
+) -> None:
+    client = official(router)
+    for _ in range(2):
+        with client.responses.create(background=True, stream=True, **FIELDS) as stream:
+            begun: Any = next(iter(stream))
+        rest = list(client.responses.retrieve(begun.response.id, stream=True, starting_after=0))
+        assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+        assert rest[-1].type in ("response.completed", "response.incomplete")
+
+
+def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
+    router: RouterProcess, server: Server, other: Server, net: Net
+) -> None:
+    id = made_at(router, other)
+    client = official(net.router(server, DOWN, upstream_api_key="up"))
+    with pytest.raises(openai.NotFoundError):  # the one that answers never had it
+        client.responses.create(previous_response_id=id, **FIELDS)
+    lost = id.replace(id.split("_")[1], mark_of(DOWN))
+    for call in (
+        lambda: client.responses.create(previous_response_id=lost, **FIELDS),
+        lambda: client.responses.retrieve(lost),
+    ):
+        with pytest.raises(openai.InternalServerError) as refused:
+            call()
+        assert refused.value.status_code == 503
+
+
+def test_a_response_that_was_made_without_the_router_is_looked_for(
+    server: Server, net: Net
+) -> None:
+    id = official(server).responses.create(**FIELDS).id
+    assert official(net.router(server, upstream_api_key="up")).responses.retrieve(id).id == id
+
+
+def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: Net) -> None:
+    broken, upstream = net.upstream(), net.upstream(hold=True)
+    router = net.router(upstream, max_connect_per_upstream=1)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(router.post)
+        until(lambda: router.in_flight() == 1, "the request that takes the place")
+        upstream.behave(hold=False)
+        assert router.post("/tokenize").status_code == 200
+        net.release(upstream)
+        assert answer.result().status_code == 200
+    broken.behave(drop="before")
+    answered = net.router(broken, upstream).post("/tokenize")
+    assert (answered.status_code, answered.headers["X-Upstream-Origin"]) == (200, upstream.url)
+    alone = net.router(broken).post("/tokenize")
+    assert alone.status_code == 502
+    assert "error" in alone.json()
+
+
+OF_TGI = {"error", "error_type"}
+OF_OPENAI = {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "keys"),
+    [
+        ("/tokenize", {"inputs": "x"}, OF_TGI),
+        ("/tokenize", {}, OF_TGI),
+        ("/tokenize", {"prompt": "x"}, OF_OPENAI),
+        ("/tokenize", {"messages": []}, OF_OPENAI),
+        ("/detokenize", {"tokens": [1]}, OF_OPENAI),
+        ("/chat_tokenize", {"messages": []}, OF_TGI),
+    ],
+)
+def test_an_error_about_tokens_has_the_shape_of_its_api(
+    shared: Pair, path: str, body: dict[str, Any], keys: set[str]
+) -> None:
+    answer = shared.router.post(path, json={**body, "model": "other"})
+    assert answer.status_code == 422
+    told = answer.json()
+    assert set(told if keys is OF_TGI else told["error"]) == keys
+    assert "available models: m" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"inputs": "def main("}),
+        ("/tokenize", {"prompt": "def main("}),
+        ("/chat_tokenize", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/detokenize", {"tokens": [10**6]}),
+    ],
+)
+def test_our_own_servers_tokens_are_the_servers(
+    router: RouterProcess, server: Server, path: str, body: dict[str, Any]
+) -> None:
+    key = {"Authorization": "Bearer up"}
+    direct = requests.post(server.url + path, json=body, headers=key, timeout=PATIENCE_S)
+    answer = router.post(path, json=body, headers=key)
+    assert (answer.status_code, answer.json()) == (direct.status_code, direct.json())
 
 
 KEY, JSON = b"Authorization: Bearer up", b"Content-Type: application/json"

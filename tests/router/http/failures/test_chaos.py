@@ -10,15 +10,18 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
+import requests
 
-from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
-from tests.router.farm import listening_socket
+from tests.router.conftest import Net, RouterProcess, until
+from tests.router.farm import TIMEOUT_S, listening_socket
+from tests.support.forked import Forked
 
 CLIENTS = 12
 BEHAVE = {"events": 8, "interval": 0.01}
@@ -32,20 +35,25 @@ class Victim:
         self.bound = listening_socket()
         self.port = self.bound.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
         self.start()
 
     def start(self) -> None:
-        self.farm = Farm("--upstream", str(self.port), "--behave", json.dumps(BEHAVE))
+        log, args = Path(self.log.name), [str(self.port), json.dumps(BEHAVE)]
+        self.process = Forked("tests.router.farm", args, os.environ, log)
+        until(lambda: log.read_text() == "started\n", "an upstream")
 
     def kill(self) -> None:
-        self.farm.close()
+        self.process.kill()
+        self.process.wait()
+
+    def behave(self, **behaviour: float) -> None:
+        requests.post(f"{self.url}/behave", json=behaviour, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self.kill()
         self.bound.close()
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.farm.process.pid, number)
+        self.log.close()
 
 
 async def disasters(victims: list[Victim], rng: random.Random, rounds: int) -> None:
@@ -58,14 +66,13 @@ async def disasters(victims: list[Victim], rng: random.Random, rounds: int) -> N
             await asyncio.sleep(rng.uniform(0.2, 1.0))
             await asyncio.to_thread(victim.start)
         elif kind == "freeze":
-            victim.signal(signal.SIGSTOP)
+            victim.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.2, 1.5))
-            victim.signal(signal.SIGCONT)
+            victim.process.send_signal(signal.SIGCONT)
         else:
-            slow = {"delay": 0.3, "interval": 0.05}
-            await asyncio.to_thread(victim.farm, "behave", url=victim.url, **slow)
+            await asyncio.to_thread(victim.behave, delay=0.3, interval=0.05)
             await asyncio.sleep(rng.uniform(0.2, 1.0))
-            await asyncio.to_thread(victim.farm, "behave", url=victim.url, delay=0, **BEHAVE)
+            await asyncio.to_thread(victim.behave, delay=0, **BEHAVE)
         await asyncio.sleep(rng.uniform(0.3, 0.8))
 
 
@@ -111,37 +118,32 @@ async def chaos(router: RouterProcess, victims: list[Victim], rounds: int) -> Co
     return counts
 
 
-def run(start: Callable[..., RouterProcess], rounds: int) -> None:
-    with ExitStack() as stack:
-        victims = []
-        for _ in range(3):
-            victims.append(Victim())
-            stack.callback(victims[-1].close)
-        router = start(
-            *(v.url for v in victims),
-            max_connect_per_upstream=6,
-            probe_interval=0.3,
-            probe_timeout=1,
-            wait_for=1000 * TIMEOUT_S,  # no request is refused because a busy machine is slow
-        ).probed()
-        until(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
-        counts = asyncio.run(chaos(router, victims, rounds))
-        print(dict(counts), file=sys.stderr)
-        assert not [kind for kind in counts if kind.startswith("error")], counts
-        assert counts["whole"] > CLIENTS
-        assert counts["whole stream"] > CLIENTS
-        assert router.in_flight() == 0
-        assert router.waiting() == 0
-        assert router.process.poll() is None
+@pytest.fixture
+def victims() -> Iterator[list[Victim]]:
+    victims = [Victim() for _ in range(3)]
+    yield victims
+    for victim in victims:
+        victim.close()
 
 
-def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(
-    start: Callable[..., RouterProcess],
-) -> None:
-    run(start, rounds=2)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_two_minutes_of_chaos(start: Callable[..., RouterProcess]) -> None:
-    run(start, rounds=25)
+@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.long)])
+def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(
+    net: Net, victims: list[Victim], rounds: int
+) -> None:
+    router = net.router(
+        *(v.url for v in victims),
+        max_connect_per_upstream=6,
+        probe_interval=0.3,
+        probe_timeout=1,
+        wait_for=1000 * TIMEOUT_S,  # no request is refused because a busy machine is slow
+    )
+    until(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
+    counts = asyncio.run(chaos(router, victims, rounds))
+    print(dict(counts), file=sys.stderr)
+    assert not [kind for kind in counts if kind.startswith("error")], counts
+    assert counts["whole"] > CLIENTS
+    assert counts["whole stream"] > CLIENTS
+    assert router.in_flight() == 0
+    assert router.waiting() == 0
+    assert router.process.poll() is None

@@ -1,125 +1,110 @@
-"""Upstreams that refuse, break, drop, freeze or push back."""
+"""Upstreams that refuse, break, drop, freeze, push back or are not there."""
 
 import json
 import signal
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
+from tests.router.conftest import Net, RouterProcess, until
+from tests.router.farm import TIMEOUT_S
 
-Start = Callable[..., RouterProcess]
 IN_TURN = "round-robin"  # the first request goes to the upstream that is listed first
+STREAM = {"model": "m", "stream": True}
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "how",
-    [{"drop": "before"}, {"drop": "body"}, {"status": 500}, {"status": 503}, {"status": 429}],
+    [{"drop": "before"}, {"drop": "body", "cut_after": 0}, {"status": 500}, {"status": 429}],
+    ids=["unanswered", "cut off", "500", "429"],
 )
 def test_a_failure_before_the_first_byte_is_retried_elsewhere(
-    farm: Farm, start: Start, how: dict[str, object]
+    net: Net, how: dict[str, object], stream: bool
 ) -> None:
-    broken, good = farm.new(**how), farm.new()
-    router = start(broken, good, policy=IN_TURN).probed()
-    answer = router.post()
+    broken, good = net.upstream(**how), net.upstream()
+    router = net.router(broken, good, policy=IN_TURN)
+    answer = router.post(json={"model": "m", "stream": stream})
     assert answer.ok
-    assert answer.headers["X-Upstream-Origin"] == good
-    assert len(farm.state(broken)["seen"]) == 1
-    assert router.metric("eb_router_retries_total", upstream=broken) == 1
+    assert answer.headers["X-Upstream-Origin"] == good.url
+    assert answer.text.endswith("data: [DONE]\n\n") is stream
+    assert "unfinished" not in answer.text
+    assert len(broken.bodies) == 1
+    assert router.metric("eb_router_retries_total", upstream=broken.url) == 1
     assert router.in_flight() == 0
 
 
-def test_the_record_tells_every_attempt_within_its_request(
-    farm: Farm, start: Start, tmp_path: Path
-) -> None:
-    broken, good = farm.new(status=500), farm.new()
+def test_the_record_tells_every_attempt_within_its_request(net: Net, tmp_path: Path) -> None:
+    broken, good = net.upstream(status=500), net.upstream()
     path = tmp_path / "router.jsonl"
-    router = start(broken, good, policy=IN_TURN, record=path).probed()
+    router = net.router(broken, good, policy=IN_TURN, record=path)
     assert router.post(headers={"X-Request-Id": "mine"}).ok
     router.signal(signal.SIGTERM)
     router.process.wait(TIMEOUT_S)
     head, line = map(json.loads, path.read_text().splitlines())
     assert (head["type"], head["process"]) == ("head", "router")
     assert (line["type"], line["request_id"], line["status"]) == ("routed", "mine", 200)
-    assert [upstream for upstream, _, _ in line["attempts"]] == [broken, good]
-    times = [t for _, start_s, end_s in line["attempts"] for t in (start_s, end_s)]
-    assert [head["clock_s"], line["start_s"], *times, line["end_s"]] == sorted(
-        [head["clock_s"], line["start_s"], *times, line["end_s"]]
-    )
-
-
-def test_a_stream_that_breaks_before_its_first_event_is_retried_elsewhere(
-    farm: Farm, start: Start
-) -> None:
-    broken, good = farm.new(cut_after=0), farm.new()
-    router = start(broken, good, policy=IN_TURN).probed()
-    answer = router.post(json={"model": "m", "stream": True})
-    assert answer.headers["X-Upstream-Origin"] == good
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert "unfinished" not in answer.text
+    assert [upstream for upstream, _, _ in line["attempts"]] == [broken.url, good.url]
+    attempts = [t for _, start_s, end_s in line["attempts"] for t in (start_s, end_s)]
+    times = [head["clock_s"], line["start_s"], *attempts, line["end_s"]]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate_stream"])
 def test_an_upstream_lost_mid_stream_ends_the_stream_with_an_error_event(
-    farm: Farm, start: Start, path: str
+    net: Net, path: str
 ) -> None:
-    upstream, spare = farm.new(cut_after=3), farm.new()
-    router = start(upstream, spare, policy=IN_TURN).probed()
-    answer = router.post(path, json={"model": "m", "stream": True})
+    upstream, spare = net.upstream(cut_after=3), net.upstream()
+    router = net.router(upstream, spare, policy=IN_TURN)
+    answer = router.post(path, json=STREAM)
     events = [json.loads(e.removeprefix("data: ")) for e in answer.text.split("\n\n") if e]
     assert len(events) == 4
     assert "upstream_failed" in json.dumps(events[-1])
-    assert "[DONE]" not in answer.text
-    assert len(farm.state(spare)["seen"]) == 0
+    assert not spare.bodies
     assert router.metric("eb_router_broken_answers_total") == 1
     assert router.in_flight() == 0
 
 
-def test_a_stream_that_falls_silent_ends_with_an_error_event(farm: Farm, start: Start) -> None:
-    upstream = farm.new(hold_after=2)
-    router = start(upstream, stream_idle=0.2).probed()
-    answer = router.post(json={"model": "m", "stream": True})
+def test_a_stream_that_falls_silent_ends_with_an_error_event(net: Net) -> None:
+    upstream = net.upstream(hold_after=2)
+    answer = net.router(upstream, stream_idle=0.2).post(json=STREAM)
     assert "silent for too long" in answer.text
     assert "[DONE]" not in answer.text
-    until(lambda: farm.state(upstream)["cancelled"] == 1, "the upstream's request to be closed")
+    until(lambda: upstream.cancelled == 1, "the upstream's request to be closed")
 
 
-def test_errors_name_no_address_of_a_server_to_clients_but_in_the_log(
-    farm: Farm, start: Start
-) -> None:
-    upstream = farm.new(drop="before")
-    router = start(upstream, batch_upstream="any", stream_idle=2).probed()
+def test_errors_name_no_address_of_a_server_to_clients_but_in_the_log(net: Net) -> None:
+    upstream = net.upstream(drop="before")
+    router = net.router(upstream, batch_upstream="any", stream_idle=1)
     told = [router.post(), router.post("/v1/files")]
     for how in ({"drop": "", "cut_after": 2}, {"drop": "", "hold_after": 2}):
-        told.append(router.post(json={"model": "m", "stream": True, "behave": how}))
-    farm("stop", url=upstream)
+        told.append(router.post(json={**STREAM, "behave": how}))
+    net.stop(upstream)
     told += [router.post(), router.post("/v1/files")]
     assert [answer.status_code for answer in told] == [502, 502, 200, 200, 502, 502]
-    port = upstream.rpartition(":")[2]
     for answer in told:
         assert "upstream_failed" in answer.text
-        assert port not in answer.text
+        assert str(upstream.port) not in answer.text
         assert answer.ok or "X-Upstream-Origin" not in answer.headers
-    assert upstream in json.dumps(router.logged("attempt failed"))
+    assert upstream.url in json.dumps(router.logged("attempt failed"))
 
 
-def test_only_failures_of_the_server_open_its_breaker(farm: Farm, start: Start) -> None:
-    upstream = farm.new()
+def test_only_failures_of_the_server_open_its_breaker(net: Net) -> None:
     # TIMEOUT is long enough for eight answers on a busy machine
     keys = [f"k{i}" for i in range(8)]
-    limits = {"timeout": 3000, "stream_idle": 0.3, "max_connect_per_upstream": 16}
-    router = start(upstream, api_keys=",".join(keys), admin_key="a", **limits).probed()
+    limits = {"timeout": 2000, "stream_idle": 0.3, "max_connect_per_upstream": 16}
+    upstream = net.upstream()
+    router = net.router(upstream, api_keys=",".join(keys), admin_key="a", **limits)
 
     def post(key: str, **body: object) -> requests.Response:
         authorization = {"Authorization": f"Bearer {key}"}
         return router.post(json={"model": "m", **body}, headers=authorization)
 
     def breaker() -> str:
-        shown = router.get("/upstreams", headers={"Authorization": "Bearer a"})
-        return str(shown.json()["upstreams"][0]["breaker"])
+        return str(router.upstreams()[upstream.url]["breaker"])
 
     def eight(**body: object) -> set[int]:
         with ThreadPoolExecutor(8) as pool:
@@ -139,31 +124,132 @@ def test_only_failures_of_the_server_open_its_breaker(farm: Farm, start: Start) 
     until(lambda: breaker() == "open", "the breaker to open")
 
 
-def test_a_retried_request_ends_when_the_server_it_waits_for_is_lost(
-    farm: Farm, start: Start
-) -> None:
+def test_a_retried_request_ends_when_the_server_it_waits_for_is_lost(net: Net) -> None:
     """Its model is still served: by the server that failed it."""
-    broken, other = farm.new(status=500), farm.new(hold=True)
-    router = start(broken, other, policy=IN_TURN, probe_interval=0.05).probed()
+    broken, other = net.upstream(status=500), net.upstream(hold=True)
+    router = net.router(broken, other, policy=IN_TURN, probe_interval=0.05)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(router.post)
-        until(lambda: farm.state(other)["current"] == 1, "the first request at the other server")
+        until(lambda: other.current == 1, "the first request at the other server")
         second = pool.submit(router.post)
         until(lambda: router.waiting() == 1, "the second request to wait for the other server")
-        farm("behave", url=other, models_status=500)
+        other.behave(models_status=500)
         answer = second.result()
         assert answer.status_code == 500
-        assert answer.headers["X-Upstream-Origin"] == broken
-        farm("release", url=other)
+        assert answer.headers["X-Upstream-Origin"] == broken.url
+        net.release(other)
         assert first.result().ok
 
 
-def test_retry_after_is_honoured_and_back_pressure_is_no_failure(farm: Farm, start: Start) -> None:
-    pushing, other = farm.new(status=429, headers={"Retry-After": "30"}), farm.new()
-    router = start(pushing, other).probed()
+def test_retry_after_is_honoured_and_back_pressure_is_no_failure(net: Net) -> None:
+    pushing = net.upstream(status=429, headers={"Retry-After": "30"})
+    router = net.router(pushing, net.upstream(), policy=IN_TURN)
     for _ in range(8):
         assert router.post().ok
-    assert len(farm.state(pushing)["seen"]) <= 1
-    assert router.upstreams()[pushing]["breaker"] == "closed"
-    if farm.state(pushing)["seen"]:
-        assert router.upstreams()[pushing]["paused_s"] > 20
+    assert len(pushing.bodies) == 1
+    shown = router.upstreams()[pushing.url]
+    assert shown["breaker"] == "closed"
+    assert shown["paused_s"] > 20
+
+
+@pytest.mark.parametrize("status", [404, 429, 500])
+def test_the_upstreams_status_and_headers_reach_the_client(net: Net, status: int) -> None:
+    how = {"status": status, "headers": {"Retry-After": "7", "X-Usage": "3"}}
+    answer = net.router(net.upstream(**how)).post()
+    assert answer.status_code == status
+    assert (answer.headers["Retry-After"], answer.headers["X-Usage"]) == ("7", "3")
+    assert answer.json()["id"] == "cmpl-1"
+
+
+def begun_stream(router: RouterProcess) -> requests.Response | None:
+    """None where a busy machine took longer to begin it than TIMEOUT allows."""
+    answer = router.post(json=STREAM, stream=True)
+    if answer.ok:
+        return answer
+    answer.close()
+    return None
+
+
+def test_wait_for_and_timeout_last_what_they_say(net: Net) -> None:
+    """Bounds from below only: above, a busy machine decides."""
+    upstream = net.upstream(hold_after=1)
+    router = net.router(upstream, timeout=700, wait_for=300)
+    running = until(lambda: begun_stream(router), "a running stream")
+    begun = time.monotonic()
+    late = router.post()
+    assert time.monotonic() - begun >= 0.7
+    assert late.status_code == 503
+    assert "TIMEOUT" in late.json()["error"]["message"]
+    net.release(upstream)
+    assert running.text.endswith("data: [DONE]\n\n"), "TIMEOUT does not cut a running stream"
+    begun = time.monotonic()
+    silent = router.post(json={"model": "m", "behave": {"delay": 60}})
+    assert time.monotonic() - begun >= 0.7
+    assert silent.status_code == 504
+    lost = net.router("http://127.0.0.1:9", upstream, wait_for=300, probe_interval=0.1)
+    upstream.behave(models_status=503)
+    until(lambda: not any(u["ready"] for u in lost.upstreams().values()), "no ready upstream")
+    begun = time.monotonic()
+    refused = lost.post()
+    assert time.monotonic() - begun >= 0.3
+    assert refused.status_code == 503
+    assert "WAIT_FOR" in refused.json()["error"]["message"]
+
+
+def test_a_place_is_free_when_the_response_ends_even_if_other_servers_are_dead(net: Net) -> None:
+    """The dead one's probe lasts longer than any request waits here."""
+    upstream, dead = net.upstream(), net.upstream(models_delay=3600)
+    router = net.starting(dead, upstream, probe_timeout=3600)
+    until(lambda: router.upstreams()[upstream.url]["ready"], "the live upstream")
+    assert router.get("/health").status_code == 503  # the dead one is being probed
+    for _ in range(3):
+        assert router.post().ok
+        until(lambda: router.in_flight() == 0, "the place to be free")
+
+
+def test_a_router_that_starts_before_its_upstreams_finds_them(net: Net) -> None:
+    upstream = net.upstream()
+    net.stop(upstream)
+    router = net.router(upstream, probe_interval=3600)
+    assert router.post().status_code == 422
+    net.start(upstream)
+    until(lambda: router.post().ok, "the router to find the upstream")
+
+
+def test_a_full_queue_is_reported(net: Net) -> None:
+    busy = net.upstream(hold=True)
+    small = net.router(busy, max_queue=1)
+    with ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(small.post) for _ in range(2)]
+        until(lambda: small.waiting() == 1, "a full queue")
+        full = small.post()
+        net.release(busy)
+        assert all(a.result().ok for a in taken)
+    assert full.status_code == 429
+    assert int(full.headers["Retry-After"]) >= 1
+    assert "MAX_QUEUE" in full.json()["error"]["message"]
+
+
+def test_latency_is_kept_fresh_and_dropped_models_are_dropped(net: Net) -> None:
+    upstream = net.upstream("m", "old")
+    router = net.router(upstream, probe_interval=0.03)
+
+    def shown() -> dict[str, object]:
+        state: dict[str, object] = router.upstreams()[upstream.url]
+        return state
+
+    upstream.behave(models=["m", "new"])
+    until(lambda: shown()["models"] == ["m", "new"], "the new models")
+    # below what the delay makes of it, though a busy machine may have slowed the first probes
+    until(lambda: float(str(shown()["latency_s"])) < 0.15, "a low latency")
+    upstream.behave(models_delay=0.3)
+    until(lambda: float(str(shown()["latency_s"])) > 0.15, "a new latency")
+    assert router.post(json={"model": "old"}).status_code == 422
+
+
+def test_health_is_503_until_every_upstream_was_probed_once(net: Net) -> None:
+    silent = net.upstream(models_delay=60)
+    router = net.starting(silent, net.upstream(), probe_timeout=2)  # longer than the next line
+    assert router.get("/health").status_code == 503
+    router.probed()
+    assert router.get("/health").json() == {"status": "ok", "upstreams": 2, "ready": 1}
