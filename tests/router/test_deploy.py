@@ -83,12 +83,8 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
 
 
 def test_every_manifest_fits_the_kubernetes_schema() -> None:
-    found = [document for _, document in documents()]
-    for document in found:
+    for _, document in documents():
         check(document)
-    assert {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"} <= {
-        d["kind"] for d in found
-    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -227,11 +223,9 @@ def test_pods_are_given_longer_to_end_than_the_longest_answer_may_take(variant: 
 def test_pods_accept_the_names_of_their_service(variant: str) -> None:
     objects = rendered(variant)
     for deployment in of_kind(objects, "Deployment"):
-        found, service = settings(objects, deployment), deployment["metadata"]["name"]
-        names = found.get("EB_ALLOW_HOSTS") or found["ALLOW_HOSTS"]
-        for host in (service, f"{service}.a.svc:80", f"{service}.a.svc.cluster.local", "10.0.0.7"):
-            assert accepted(names, host)
-        assert not accepted(names, "evil.example:8500")
+        service = deployment["metadata"]["name"]
+        hosts = [service, f"{service}.a.svc:80", f"{service}.a.svc.cluster.local", "10.0.0.7"]
+        assert accepts(settings(objects, deployment), hosts)
 
 
 def composed() -> dict[str, Object]:
@@ -240,7 +234,23 @@ def composed() -> dict[str, Object]:
     return services
 
 
+def accepted(names: str, host: str) -> bool:
+    """Whether a program without a key, with these names, accepts the host."""
+    rules = Rules(keys=(), names=host_names(names), origins=(), key_option="", origins_option="")
+    return rules.refusal("POST", host, "", "") is None
+
+
+def accepts(found: dict[str, str], hosts: list[str]) -> bool:
+    """Whether a program with these settings accepts these names, and no other. The router's
+    requests carry the name that it knows a server by."""
+    names = found.get("EB_ALLOW_HOSTS") or found["ALLOW_HOSTS"]
+    return all(accepted(names, host) for host in hosts) and not accepted(names, "evil.example:8500")
+
+
 def test_compose_runs_two_servers_with_different_models_behind_a_router() -> None:
+    for name, service in composed().items():
+        if service.get("command") != ["model-server"]:
+            assert accepts(service["environment"], [f"{name}:8500"])
     services = {name: s for name, s in composed().items() if "profiles" not in s}
     router = services.pop("router")
     assert set(router["environment"]) <= ROUTER_VARIABLES
@@ -267,38 +277,16 @@ def test_compose_runs_a_launcher_with_two_shards_and_a_server_with_a_remote_mode
     assert server["EB_REMOTE_MODEL"] == f"model-server:{port}"
 
 
-def accepted(names: str, host: str) -> bool:
-    """Whether a program without a key, with these names, accepts the host."""
-    rules = Rules(keys=(), names=host_names(names), origins=(), key_option="", origins_option="")
-    return rules.refusal("POST", host, "", "") is None
-
-
-def test_every_service_of_compose_accepts_its_name_and_no_other() -> None:
-    """So the router's requests, which carry the name that it knows a server by, are accepted."""
-    for name, service in composed().items():
-        found = service["environment"]
-        if service.get("command") != ["model-server"]:
-            names = found.get("EB_ALLOW_HOSTS") or found["ALLOW_HOSTS"]
-            assert accepted(names, f"{name}:8500")
-            assert not accepted(names, "evil.example:8500")
-
-
-@pytest.mark.parametrize("image", ["server", "router"])
-def test_images_run_as_nobody_and_copy_what_exists(image: str) -> None:
-    text = (DEPLOY / f"{image}.Dockerfile").read_text()
-    assert "USER 10001:10001" in text
-    for line in text.splitlines():
-        if line.startswith("COPY"):
-            assert (DEPLOY.parent / line.split()[1]).exists()
-
-
-def test_the_routers_image_holds_all_that_the_router_imports(tmp_path: Path) -> None:
-    for line in (DEPLOY / "router.Dockerfile").read_text().splitlines():
-        if line.startswith("COPY"):
-            for name in line.split()[1:-1]:
-                source = DEPLOY.parent / name
-                copy = shutil.copytree if source.is_dir() else shutil.copy
-                copy(source, tmp_path / source.name)
+def test_images_run_as_nobody_and_the_routers_holds_all_that_it_imports(tmp_path: Path) -> None:
+    for image in ("server", "router"):
+        text = (DEPLOY / f"{image}.Dockerfile").read_text()
+        assert "USER 10001:10001" in text
+        copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY")]
+        sources = [DEPLOY.parent / name for names in copied for name in names]
+        assert all(source.exists() for source in sources)
+    for source in sources:
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / source.name)
     command = [sys.executable, "-m", "router", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

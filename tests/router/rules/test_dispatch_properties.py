@@ -12,13 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
-from router.rules.request import Limits, Outcome, RoutedRequest, State
+from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
 from router.rules.upstream import Spec, Upstream, half
 
 URLS = [f"http://u{i}:1" for i in range(4)]
 LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=3)
 MODELS = ["a", "b"]
 POLICIES = [LeastWork, RoundRobin, PrefixAffinity, lambda: PowerOfTwo(random.Random(0))]
+
+
+def allowed(request: RoutedRequest, upstream: Upstream | None) -> bool:
+    return upstream not in request.tried and request.only in (None, upstream)
 
 
 class Router(RuleBasedStateMachine):
@@ -57,7 +61,7 @@ class Router(RuleBasedStateMachine):
                 for t in self.in_state(State.WAITING)
                 if t.model == request.model and not t.deferred
             ]
-        assert all(request.upstream in t.tried for t in older), "overtaken"
+        assert not [t for t in older if allowed(t, request.upstream)], "overtaken"
 
     def in_state(self, *states: State) -> list[RoutedRequest]:
         return [t for t in self.requests if t.state in states]
@@ -109,21 +113,42 @@ class Router(RuleBasedStateMachine):
         model=st.sampled_from([*MODELS, "unknown"]),
         deferred=st.booleans(),
         prefix=st.lists(st.integers(0, 5), max_size=3),
+        bound=st.sampled_from([None, None, *URLS]),
     )
-    def arrive(self, model: str, deferred: bool, prefix: list[int]) -> None:
-        before = [
-            t
-            for t in self.in_state(State.WAITING)
-            if t.model == model and t.deferred == deferred and not t.tried
-        ]
-        request = self.dispatcher.arrive(model, self.now, deferred=deferred, prefix=prefix)
+    def arrive(self, model: str, deferred: bool, prefix: list[int], bound: str | None) -> None:
+        only = self.fleet.get(bound) if bound else None
+        self.dispatcher.tick(self.now)
+        expected = self.expected(model, deferred, only)
+        request = self.dispatcher.arrive(
+            model, self.now, deferred=deferred, prefix=prefix, only=only
+        )
         self.requests.append(request)
-        assert request.state is not State.RELEASED
-        if request.state is State.PLACED:
-            assert not [t for t in before if t.state is State.WAITING], "overtaken by an arrival"
+        assert (request.state, request.refusal) == expected
         if request.state is State.REFUSED and not self.decisions[request.seq]:
             self.answers[request.seq] += 1
         self.note_waiting(request)
+
+    def expected(
+        self, model: str, deferred: bool, only: Upstream | None
+    ) -> tuple[State, Refusal | None]:
+        """Of a request that arrives now."""
+        serving = self.fleet.serving(model)
+        may = [u for u in serving if only in (None, u)]
+        if any(u.free(self.now, deferred=deferred) for u in may):
+            return State.PLACED, None
+        if not serving and self.fleet.complete():
+            return State.REFUSED, Refusal.UNKNOWN_MODEL
+        beside = [
+            t.deferred
+            for t in self.in_state(State.WAITING)
+            if (t.model == model if serving else not self.fleet.serving(t.model))
+        ]
+        most = LIMITS.max_queue
+        if len(beside) >= most or (deferred and sum(beside) >= half(most)):
+            return State.REFUSED, Refusal.QUEUE_FULL
+        if only is not None and not any(u.usable(self.now) for u in may):
+            return State.REFUSED, Refusal.UNAVAILABLE
+        return State.WAITING, None
 
     def note_waiting(self, request: RoutedRequest) -> None:
         if request.state is State.WAITING:
@@ -189,14 +214,14 @@ class Router(RuleBasedStateMachine):
         for request in self.in_state(State.WAITING):
             for upstream in self.fleet.serving(request.model):
                 free = upstream.free(self.now, deferred=request.deferred)
-                assert not free or upstream in request.tried
+                assert not free or not allowed(request, upstream)
 
     @invariant()
-    def no_retried_request_waits_without_a_server_to_try(self) -> None:
+    def no_bound_request_waits_without_a_server_to_try(self) -> None:
         for request in self.in_state(State.WAITING):
             serving = self.fleet.serving(request.model)
-            left = [u for u in serving if u.usable(self.now) and u not in request.tried]
-            assert left or not request.tried
+            left = [u for u in serving if u.usable(self.now) and allowed(request, u)]
+            assert left or not request.bound
 
     @invariant()
     def whoever_stopped_waiting_was_told(self) -> None:
@@ -208,15 +233,10 @@ class Router(RuleBasedStateMachine):
         assert all(n <= 1 for n in self.decisions.values())
 
     @invariant()
-    def the_queue_is_counted_and_bounded(self) -> None:
+    def the_queue_is_counted(self) -> None:
         waiting = Counter(t.model for t in self.in_state(State.WAITING))
         counted = self.dispatcher.waiting() if self.requests else {}
         assert counted == dict(waiting)
-        fresh = Counter(t.model for t in self.in_state(State.WAITING) if not t.tried)
-        # A retried request keeps its right to wait, so only newcomers are bounded.
-        assert all(n <= LIMITS.max_queue for n in fresh.values())
-        fresh = Counter(t.model for t in self.in_state(State.WAITING) if t.deferred and not t.tried)
-        assert all(n <= half(LIMITS.max_queue) for n in fresh.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "dispatcher"):

@@ -1,5 +1,4 @@
-"""The choice among free upstreams. The first eight cases restate text-inference-batcher's own
-tests of its least-connection and least-latency functions."""
+"""The choice among free upstreams."""
 
 import random
 from collections import Counter
@@ -18,30 +17,21 @@ def upstream(name: str, in_flight: int = 0, latency_s: float | None = None) -> U
 
 
 @pytest.mark.parametrize(
-    ("connections", "may_be"),
-    [([3, 1, 2], {1}), ([2, 1, 1], {1, 2}), ([4, 4, 4], {0, 1, 2})],
-    ids=["a single minimum", "several minima", "all equal"],
-)
-def test_fewest_connections_win(connections: list[int], may_be: set[int]) -> None:
-    fleet = [upstream(f"u{i}", n) for i, n in enumerate(connections)]
-    assert fleet.index(LeastWork().choose(fleet, ())) in may_be
-
-
-@pytest.mark.parametrize(
-    ("latencies", "chosen"),
+    ("loads", "chosen"),
     [
-        ([0.3, 0.1, 0.2], 1),
-        ([0.3], 0),
-        ([0.1, 0.1, 0.2], 0),
-        ([0.2, 0.1, 0.1], 1),
-        ([0.0, -0.1, 0.1], 1),
+        ([(3, None), (1, 0.9), (2, 0.1)], 1),
+        ([(1, 0.3)], 0),
+        ([(1, 0.3), (1, 0.1), (1, 0.2)], 1),
+        ([(1, 0.1), (1, 0.1), (1, 0.2)], 0),
+        ([(1, 0.2), (1, 0.1), (1, 0.1)], 1),
+        ([(1, 0.1), (1, None), (1, 0.1)], 1),
     ],
-    ids=["least", "only one", "a tie at the head", "a tie further on", "negative"],
+    ids=["connections", "only one", "latency", "a tie at the head", "one further on", "unknown"],
 )
-def test_among_equals_the_lowest_latency_wins_and_the_first_listed_a_tie(
-    latencies: list[float], chosen: int
+def test_fewest_connections_win_then_the_lowest_latency_then_the_first_listed(
+    loads: list[tuple[int, float | None]], chosen: int
 ) -> None:
-    fleet = [upstream(f"u{i}", 1, s) for i, s in enumerate(latencies)]
+    fleet = [upstream(f"u{i}", n, latency_s) for i, (n, latency_s) in enumerate(loads)]
     assert LeastWork().choose(fleet, ()) is fleet[chosen]
 
 
@@ -62,7 +52,7 @@ def test_power_of_two_never_takes_the_busiest_and_spreads_over_the_rest() -> Non
     assert policy.choose(fleet[2:], ()) is fleet[2]
 
 
-def test_the_longest_known_prefix_decides() -> None:
+def test_the_longest_known_prefix_decides_if_it_is_long_and_loads_do_not_differ_much() -> None:
     fleet = [upstream("a"), upstream("b", 1)]
     policy = PrefixAffinity()
     assert policy.choose(fleet, [1, 2, 3]) is fleet[0]
@@ -71,22 +61,9 @@ def test_the_longest_known_prefix_decides() -> None:
     fleet[0].in_flight, fleet[1].in_flight = 1, 0
     assert policy.choose(fleet, [1, 2, 3, 4]) is fleet[0]
     assert policy.choose(fleet, [7, 8, 9]) is fleet[1]
-
-
-def test_prefix_affinity_gives_way_when_loads_differ() -> None:
-    fleet = [upstream("a"), upstream("b")]
-    policy = PrefixAffinity()
-    policy.choose(fleet, [1])
+    assert policy.choose(fleet, [1, 12, 13, 14, 15]) is fleet[1], "a short common beginning"
     fleet[0].in_flight = 5
-    assert policy.choose(fleet, [1]) is fleet[1]
-
-
-def test_a_short_common_beginning_does_not_steer_long_prompts() -> None:
-    fleet = [upstream("a"), upstream("b")]
-    policy = PrefixAffinity()
-    policy.choose(fleet, [1])
-    fleet[0].in_flight = 1
-    assert policy.choose(fleet, [1, 2, 3, 4, 5]) is fleet[1]
+    assert policy.choose(fleet, [1, 2, 3]) is fleet[1]
 
 
 def test_the_memory_of_prefixes_is_bounded() -> None:

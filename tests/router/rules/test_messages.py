@@ -1,4 +1,5 @@
-"""What is read of a body, against the standard library's JSON."""
+"""What of a message crosses the router, and what it reads: headers (RFC 9110), bodies (against the
+standard library's JSON), and events of a stream that is still arriving."""
 
 import json
 import tracemalloc
@@ -6,8 +7,72 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
+from router.rules.messages.headers import to_client, to_upstream
 from router.rules.messages.request_body import BLOCK_BYTES, MAX_BLOCKS, parse_body, prefix_blocks
+from router.rules.messages.sse import whole_events
+
+# RFC 9110, 7.6.1, and the fields of proxies that are meant for the next hop only
+HOP_BY_HOP = [
+    *("Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding"),
+    *("Upgrade", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Authentication-Info"),
+]
+FORWARDING = [
+    "Forwarded",
+    "X-Forwarded-For",
+    "X-Forwarded-Prefix",
+    "x-forwarded-proto",
+    "X-Real-IP",
+]
+SIGNALS = ["X-User-Id", "X-Program-Id", "X-Priority"]  # for the servers' policies
+NAMES = st.text("abcXYZ-_", min_size=1, max_size=8).filter(lambda name: name.strip("-_"))
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from([*HOP_BY_HOP, *FORWARDING, *SIGNALS, "SCRIPT_NAME", "PATH_INFO"]) | NAMES,
+        NAMES,
+    )
+)
+
+
+def sent_on(headers: CIMultiDict[str]) -> list[tuple[str, str]]:
+    out = to_upstream(headers, "id", None, drop_authorization=False)
+    assert (out.popone("Accept-Encoding"), out.popone("X-Request-Id")) == ("identity", "id")
+    return list(out.items())
+
+
+def lower(names: list[str]) -> set[str]:
+    return {name.lower() for name in names}
+
+
+@given(HEADERS)
+def test_a_server_gets_all_headers_but_those_of_the_hop_of_wsgi_and_of_proxies(
+    sent: list[tuple[str, str]],
+) -> None:
+    named = lower([value for name, value in sent if name == "Connection"])
+    dropped = lower(HOP_BY_HOP) | lower(FORWARDING) | named
+    assert sent_on(CIMultiDict(sent)) == [
+        (name, value) for name, value in sent if name.lower() not in dropped and "_" not in name
+    ]
+
+
+@given(HEADERS)
+def test_a_client_gets_all_headers_but_those_of_the_hop(sent: list[tuple[str, str]]) -> None:
+    named = lower([value for name, value in sent if name == "Connection"])
+    out = to_client(CIMultiDict(sent), "id", "http://a")
+    assert (out.popone("X-Request-Id"), out.popone("X-Upstream-Origin")) == ("id", "http://a")
+    dropped = lower(HOP_BY_HOP) | named
+    assert list(out.items()) == [(n, v) for n, v in sent if n.lower() not in dropped]
+
+
+def test_every_connection_header_names_headers_of_the_hop() -> None:
+    sent = CIMultiDict(
+        [("Connection", "keep-alive, X-One"), ("connection", "x-two"), ("X-One", "1")]
+    )
+    sent.add("X-Two", "2")
+    sent.add("X-Three", "3")
+    assert sent_on(sent) == [("X-Three", "3")]
+
 
 NESTED = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats(-1e9, 1e9),
@@ -85,3 +150,19 @@ def test_a_conversation_shares_the_blocks_of_its_earlier_turns(text: str, turns:
 )
 def test_what_changes_nothing_may_be_sent_again(path: str, body: bytes, repeatable: bool) -> None:
     assert parse_body(body).is_repeatable(path) is repeatable
+
+
+@pytest.mark.parametrize(
+    ("data", "ready"),
+    [
+        (b": ping\n", b": ping\n"),
+        (b"data: 1\n\n: ping\r\n", b"data: 1\n\n: ping\r\n"),
+        (b"data: 1\n\r\ndata: 2\n", b"data: 1\n\r\n"),
+        (b"data: 1\r\n\ndata: 2\r\n", b"data: 1\r\n\n"),
+        (b"data: 1\r\n", b""),
+        (b": pin", b""),
+        (b"data: 1\n: ping\n", b""),
+    ],
+)
+def test_whole_events_and_the_comments_after_them_pass_at_once(data: bytes, ready: bytes) -> None:
+    assert whole_events(data) == (ready, data[len(ready) :])

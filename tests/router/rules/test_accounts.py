@@ -1,17 +1,14 @@
-"""Breaker and retry budget: tables of events against what they must let through."""
+"""Breaker, retry budget and the limit of buffered bytes, each against a plain account."""
+
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rules.breaker import (
-    CLOSE_AFTER,
-    LEAST_FAILURES,
-    REMEMBERED,
-    Breaker,
-    State,
-)
+from router.rules.breaker import CLOSE_AFTER, LEAST_FAILURES, REMEMBERED, Breaker, State
 from router.rules.breaker import WINDOW_S as VERDICTS_S
 from router.rules.budget import FLOOR, RATIO, WINDOW_S, RetryBudget
+from router.rules.buffers import BufferLimit
 
 
 def failing(breaker: Breaker, times: int, now: float) -> None:
@@ -22,22 +19,6 @@ def failing(breaker: Breaker, times: int, now: float) -> None:
 def succeeding(breaker: Breaker, times: int, now: float) -> None:
     for _ in range(times):
         breaker.success(breaker.sent(now), now)
-
-
-def test_a_server_that_dies_after_a_long_good_time_is_left_after_ten_failures() -> None:
-    breaker = Breaker(open_s=5)
-    succeeding(breaker, 10_000, 0.0)
-    failing(breaker, REMEMBERED // 2 - 1, 1.0)
-    assert breaker.admits(1.0)
-    failing(breaker, 1, 1.0)
-    assert not breaker.admits(1.0)
-
-
-def test_failures_of_the_past_are_forgotten() -> None:
-    breaker = Breaker(open_s=5)
-    failing(breaker, LEAST_FAILURES - 1, 0.0)
-    failing(breaker, LEAST_FAILURES - 1, VERDICTS_S)
-    assert breaker.admits(VERDICTS_S)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 30)), max_size=60))
@@ -113,6 +94,27 @@ def test_retries_never_exceed_the_budget_of_the_window(
                 retries.append(int(now))
 
 
-def test_a_burst_of_failures_gets_ten_retries_and_no_more() -> None:
-    budget = RetryBudget()
-    assert sum(budget.withdraw(0.0) for _ in range(50)) == FLOOR
+LIMIT_BYTES = 100
+
+
+@dataclass
+class Body:
+    buffered_bytes: int = 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 60))))
+def test_no_more_is_buffered_than_allowed_and_all_of_it_comes_back(
+    steps: list[tuple[int, int | None]],
+) -> None:
+    limit, bodies = BufferLimit(LIMIT_BYTES), [Body() for _ in range(4)]
+    for which, more in steps:
+        before = sum(body.buffered_bytes for body in bodies)
+        if more is None:
+            limit.release_all(bodies[which])
+            assert bodies[which].buffered_bytes == 0
+        else:
+            assert limit.take(bodies[which], more) == (before + more <= LIMIT_BYTES)
+        assert limit.total == sum(body.buffered_bytes for body in bodies) <= LIMIT_BYTES
+    for body in bodies:
+        limit.release_all(body)
+    assert limit.total == 0
