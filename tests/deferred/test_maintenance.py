@@ -20,7 +20,7 @@ from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.store.schema import batch_items
 from tests.deferred.jobs import MODEL, OWNER, claim, rows_of, save, started, upload
-from tests.deferred.test_worker import PATIENCE_S, eventually
+from tests.deferred.test_worker import eventually
 
 URL = "/v1/completions"
 
@@ -62,19 +62,6 @@ def test_the_worker_is_woken_once_a_batch_has_lines_to_claim(store: JobStore) ->
     submitted(store, 3)
     maintenance.turn()
     assert claimable == [3]
-
-
-def test_stop_ends_a_maintenance_that_waits(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deferred.maintenance.POLL_S", 3600.0)
-    maintenance = maintenance_of(store)
-    thread = threading.Thread(target=maintenance.run, daemon=True)
-    thread.start()
-    eventually(lambda: maintenance.progress is not None)
-    maintenance.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(

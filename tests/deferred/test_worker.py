@@ -249,17 +249,6 @@ def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: En
         lasts_s *= 2
 
 
-def test_lines_that_the_server_refuses_now_are_kept_for_later(
-    store: JobStore, endpoints: Endpoints
-) -> None:
-    endpoints.closed = True
-    batch = begun(store, 3)
-    with working(store, endpoints):
-        eventually(lambda: store.progress().items["running"] == 3)
-        endpoints.closed = False
-        eventually(lambda: done(store, batch) == 3)
-
-
 def test_a_cancelled_batch_begins_no_line_that_is_claimed(
     store: JobStore, endpoints: Endpoints
 ) -> None:

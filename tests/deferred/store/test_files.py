@@ -37,7 +37,7 @@ def test_a_name_may_hold_what_a_database_cannot(store: JobStore) -> None:
     assert store.files.get(OWNER, file.id, NOW_S).filename == name
 
 
-def test_files_are_listed_in_pages_in_both_orders(store: JobStore) -> None:
+def test_files_are_listed_in_pages_in_both_orders_and_by_purpose(store: JobStore) -> None:
     made = [upload(store) for _ in range(5)]
     orders: dict[Order, list[str]] = {"asc": made, "desc": made[::-1]}
     for order, expected in orders.items():
@@ -49,19 +49,10 @@ def test_files_are_listed_in_pages_in_both_orders(store: JobStore) -> None:
             found += [file.id for file in page.data]
             after, more = found[-1], page.has_more
         assert found == expected
-
-
-def test_files_are_listed_by_purpose(store: JobStore) -> None:
-    upload(store)
     other = store.files.create(OWNER, "user_data", "x", [b"x"], NOW_S)
     page = store.files.list(OWNER, NOW_S, purpose="user_data")
     assert page.data == (other,)
     assert not page.has_more
-
-
-def test_a_list_after_an_unknown_file_is_refused(store: JobStore) -> None:
-    with pytest.raises(NotFoundError, match="file-unknown"):
-        store.files.list(OWNER, NOW_S, after="file-unknown")
 
 
 def test_an_owner_sees_no_file_of_another(store: JobStore) -> None:
@@ -70,8 +61,9 @@ def test_an_owner_sees_no_file_of_another(store: JobStore) -> None:
     for call in (store.files.get, store.files.content, store.files.delete):
         with pytest.raises(NotFoundError):
             call("other", file_id, NOW_S)
-    with pytest.raises(NotFoundError):
-        store.files.list("other", NOW_S, after=file_id)
+    for owner, after in (("other", file_id), (OWNER, "file-unknown")):
+        with pytest.raises(NotFoundError, match=after):
+            store.files.list(owner, NOW_S, after=after)
     assert store.files.get(OWNER, file_id, NOW_S).id == file_id
 
 

@@ -25,22 +25,6 @@ from tests.deferred.jobs import (
 )
 
 
-def test_the_files_hold_every_line_once_in_the_order_of_lines(store: JobStore) -> None:
-    batch = started(store, 100)
-    items = claim(store, 80)
-    save(store, items[50:][::-1])
-    save(store, items[:25], succeeded=False)
-    store.batches.end_due(EXPIRES_S)
-    ended = finalise(store)
-    output = lines_of(store, OWNER, ended.output_file_id)
-    error = lines_of(store, OWNER, ended.error_file_id)
-    assert ids(output) == [f"id-{line}" for line in range(51, 81)]
-    assert ids(error) == [f"id-{line}" for line in [*range(1, 51), *range(81, 101)]]
-    assert error[0] == {"custom_id": "id-1", "attempt": 1}
-    assert error[25] == {"custom_id": "id-26", "why": "expired", "of": [batch.id, 26]}
-    assert store.batches.get(OWNER, batch.id) == ended
-
-
 def test_the_files_belong_to_the_batchs_owner_and_expire_as_asked(store: JobStore) -> None:
     spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h", output_expires_after_s=60.0)
     batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S)
@@ -55,18 +39,6 @@ def test_the_files_belong_to_the_batchs_owner_and_expire_as_asked(store: JobStor
     assert (file.created_at, file.expires_at) == (NOW_S + 7, NOW_S + 67)
     with pytest.raises(NotFoundError):
         store.files.get("other", file.id, NOW_S)
-
-
-@pytest.mark.parametrize("succeeded", [True, False])
-def test_a_file_without_lines_is_not_made(store: JobStore, succeeded: bool) -> None:
-    started(store, 2)
-    save(store, claim(store, 2), succeeded)
-    before = len(store.files.list(OWNER, NOW_S).data)
-    ended = finalise(store)
-    assert ended.status == "completed"
-    assert (ended.output_file_id is not None) == succeeded
-    assert (ended.error_file_id is None) == succeeded
-    assert len(store.files.list(OWNER, NOW_S).data) == before + 1
 
 
 def test_large_results_are_written_whole(store: JobStore) -> None:
@@ -182,20 +154,15 @@ def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(
     assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30
 
 
-def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> None:
-    for _ in range(3):
-        store.batches.cancel(OWNER, started(store, 5).id, NOW_S)
-        finalise(store)
-    assert store.sweep(NOW_S, 0.0).items == 15
-
-
-def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStore) -> None:
+def test_the_items_of_all_ended_batches_are_swept_and_their_files_stay(store: JobStore) -> None:
     batch = started(store, 1500)
     save(store, claim(store, 10))
-    other = started(store, 5)
+    second, other = started(store, 5), started(store, 5)
+    store.batches.cancel(OWNER, second.id, NOW_S)
+    finalise(store)
     store.batches.cancel(OWNER, batch.id, NOW_S)
     ended = finalise(store)
-    assert store.sweep(NOW_S, 0.0).items == 1500
+    assert store.sweep(NOW_S, 0.0).items == 1505
     assert store.sweep(NOW_S, 0.0).items == 0
     assert len(lines_of(store, OWNER, ended.output_file_id)) == 10
     assert len(lines_of(store, OWNER, ended.error_file_id)) == 1490

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, insert, text
 
-from deferred.entities import LineError
+from deferred.entities import NewBatch
 from deferred.errors import NotFoundError
 from deferred.store import JobStore, open_store
-from deferred.store.history import BATCHES_A_COMMIT
+from deferred.store.history import BATCHES_A_COMMIT, add_to_totals
+from deferred.store.schema import batches, files
 from tests.deferred.jobs import (
     EXPIRES_S,
     MODEL,
@@ -22,12 +24,48 @@ from tests.deferred.jobs import (
     OWNER,
     WORKER,
     claim,
-    create,
     finalise,
+    new_items,
     save,
-    started,
+    upload,
 )
-from tests.deferred.store.ended import add_history
+
+DAY_S = 24 * 3600.0
+ROWS = 5000  # an insert
+LINES = 10  # of a batch
+TIMES = "created_at", "in_progress_at", "finalizing_at", "completed_at", "ended_at"
+
+
+def add_history(store: JobStore, count: int, ended_s: float) -> None:
+    """So many batches that ended then, all lines completed, each with an output file."""
+    database = store._database
+    for first in range(0, count, ROWS):
+        names = [secrets.token_hex(12) for _ in range(min(ROWS, count - first))]
+        with database.write(durable=False) as connection:
+            connection.execute(insert(files), [_output(name, ended_s) for name in names])
+            rows = connection.execute(
+                insert(batches).returning(batches), [_ended(name, ended_s) for name in names]
+            ).all()
+            add_to_totals(database, connection, rows, 1)
+
+
+def _output(name: str, ended_s: float) -> dict[str, object]:
+    return {
+        "id": f"file-{name}", "owner": "", "purpose": "batch_output", "filename": f"{name}.jsonl",
+        "state": "ready", "size_bytes": 0, "sha256": "", "created_at": ended_s,
+        "expires_at": ended_s + DAY_S,
+    }  # fmt: skip
+
+
+def _ended(name: str, ended_s: float) -> dict[str, object]:
+    output = f"file-{name}"
+    return dict.fromkeys(TIMES, ended_s) | {
+        "id": f"batch_{name}", "owner": "", "input_file": 0, "input_file_id": "file-",
+        "endpoint": "/v1/completions", "model": MODEL, "completion_window": "24h",
+        "status": "completed", "outcome": "completed", "expires_at": ended_s + DAY_S,
+        "planned_output_id": output, "planned_error_id": "file-", "output_file_id": output,
+        "total": LINES, "completed": LINES, "swept": 1,
+    }  # fmt: skip
 
 
 def swept(store: JobStore, ended_before_s: float, now_s: float = NOW_S) -> None:
@@ -112,30 +150,18 @@ def test_on_postgresql_indexes_lead_past_what_ended(postgresql_url: str) -> None
     assert not [plan for plan in seen if any(name in plan for name in whole)]
 
 
-def test_progress_counts_batches_until_they_are_removed(store: JobStore) -> None:
-    started(store, 2)
-    save(store, claim(store, 2))
-    assert finalise(store).status == "completed"
-    faulty = create(store)
+def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ago(
+    store: JobStore,
+) -> None:
+    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
+    batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
     store.batches.claim_validation(WORKER, MODEL, NOW_S)
-    store.batches.fail(faulty.id, WORKER, [LineError("empty_file", "no line")], NOW_S)
-    started(store, 3)
-    expected = {"pending": 3, "running": 0, "failed": 0, "expired": 0, "cancelled": 0}
-    progress = store.progress()
-    assert progress.batches == {"completed": 1, "failed": 1, "in_progress": 1}
-    assert progress.items == {**expected, "completed": 2}
-    swept(store, NOW_S)
-    progress = store.progress()
-    assert progress.batches == {"in_progress": 1}
-    assert progress.items == {**expected, "completed": 0}
-    assert progress.next_deadline == EXPIRES_S
-
-
-def test_a_batch_is_removed_when_it_ended_so_long_ago(store: JobStore) -> None:
-    batch = started(store, 1)
+    store.items.add(batch.id, WORKER, new_items(1))
+    store.batches.start(batch.id, WORKER, NOW_S)
     swept(store, NOW_S + 9)
     save(store, claim(store, 1))
     ended = finalise(store, NOW_S + 5)
+    assert store.progress().batches == {"completed": 1}
     swept(store, NOW_S + 4)
     assert store.batches.get(OWNER, batch.id) == ended
     swept(store, NOW_S + 5)
@@ -144,17 +170,10 @@ def test_a_batch_is_removed_when_it_ended_so_long_ago(store: JobStore) -> None:
     assert store.batches.list(OWNER).data == ()
     assert ended.output_file_id is not None
     assert store.files.get(OWNER, ended.output_file_id, NOW_S), "files have an expiry of their own"
-
-
-def test_an_idempotency_key_may_be_used_again_when_its_batch_is_removed(store: JobStore) -> None:
-    spec = create(store).spec
-    first = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
-    store.batches.end_due(EXPIRES_S)
-    while store.batches.claim_finalisation(WORKER, NOW_S) is not None:
-        finalise(store)
-    swept(store, NOW_S)
+    assert store.progress().batches == {}
+    assert set(store.progress().items.values()) == {0}
     again = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
-    assert again.id != first.id
+    assert again.id != batch.id
 
 
 def test_many_batches_are_removed_in_small_commits(data_dir: Path) -> None:

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from deferred.entities import Duplicate, Lease, NewItem, RequestCounts, Usage
+from deferred.entities import Duplicate, Lease, NewItem, RequestCounts
 from deferred.store import JobStore, open_store
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -35,21 +35,9 @@ def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobS
         Duplicate(3, "id-1", 1),
         Duplicate(1100, "id-2", 2),
     ]
-    again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}")]
+    again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}"), *items[:2]]
     assert store.items.add(batch_id, WORKER, again) == [Duplicate(2000, "id-700", 700)]
-
-
-def test_the_same_ids_in_another_batch_are_no_duplicates(store: JobStore) -> None:
-    started(store, 3)
-    assert store.items.add(validating(store), WORKER, new_items(3)) == []
-
-
-def test_lines_that_are_there_already_change_nothing(store: JobStore) -> None:
-    batch_id = validating(store)
-    for _ in range(2):
-        assert store.items.add(batch_id, WORKER, new_items(3)) == []
-    store.batches.start(batch_id, WORKER, NOW_S)
-    assert [item.custom_id for item in claim(store, 9)] == ["id-1", "id-2", "id-3"]
+    assert claim(store, 9) == [], "before the validation has ended"
 
 
 @pytest.mark.parametrize("custom_id", ["", "a\0b", "é" * 5000, '"'])
@@ -113,24 +101,6 @@ def test_a_claim_that_says_nothing_of_bytes_is_bounded(store: JobStore) -> None:
     assert len(claim(store, 64)) == 8
 
 
-def test_nothing_is_claimed_before_the_validation_has_ended(store: JobStore) -> None:
-    batch_id = validating(store)
-    store.items.add(batch_id, WORKER, new_items(3))
-    assert claim(store, 9) == []
-
-
-def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
-    batch = started(store, 3)
-    items = claim(store, 3)
-    assert save(store, items[:2]) == 2
-    again = [result(items[1], False), result(items[2], False), result(items[2])]
-    assert store.items.save(WORKER, again) == 1, "the first of two"
-    assert store.items.save(WORKER, [result(items[0]), result(items[0])]) == 0
-    got = store.batches.get(OWNER, batch.id)
-    assert got.counts == RequestCounts(3, completed=2, failed=1)
-    assert got.usage == Usage(9, 3, 15)
-
-
 def test_a_result_without_a_right_to_record_is_dropped(store: JobStore) -> None:
     started(store, 2)
     (item,) = claim(store, 1)
@@ -160,40 +130,10 @@ def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
     assert store.items.recover(NOW_S + 20 + LEASE_S) == 2
     assert save(store, [forgotten, late]) == 0, "late, though the same worker claimed one again"
     assert save(store, [again]) == 1
-    assert store.items.heartbeat(WORKER, [kept.lease, forgotten.lease], NOW_S) == frozenset()
-
-
-def test_released_lines_can_be_claimed_at_once_and_do_not_count_as_lost(store: JobStore) -> None:
-    started(store, 3)
     claim(store, 2)
-    others = claim(store, 1, worker="b")
     assert store.items.release(WORKER) == 2
-    again = claim(store, 9)
-    assert [(item.line, item.lost) for item in again] == [(1, 0), (2, 0)]
-    assert store.items.heartbeat("b", [others[0].lease], NOW_S) == {others[0].lease}
-
-
-def test_a_lost_item_of_a_batch_that_is_being_cancelled_is_cancelled(store: JobStore) -> None:
-    batch = started(store, 2)
-    claim(store, 2)
-    store.batches.cancel(OWNER, batch.id, NOW_S)
-    assert store.items.recover(NOW_S + LEASE_S) == 2
-    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(2, cancelled=2)
-
-
-def test_lines_not_begun_when_their_batch_is_cancelled_are_withdrawn(store: JobStore) -> None:
-    batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
-    items = claim(store, 5)
-    elsewhere = claim(store, 1, worker="b")
-    leases = [item.lease for item in items]
-    waiting = [leases[0], leases[1], leases[4]]
-    assert store.items.withdraw(WORKER, waiting) == frozenset()
-    store.batches.cancel(OWNER, batch.id, NOW_S)
-    assert store.items.withdraw(WORKER, waiting) == {leases[0], leases[1]}
-    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(4, cancelled=2)
-    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
-    assert save(store, items) == 3, "what has begun may finish"
-    assert store.items.save("b", [result(elsewhere[0])]) == 1
+    assert {item.line: item.lost for item in claim(store, 9)} == {kept.line: 1, late.line: 1}
+    assert store.items.heartbeat(WORKER, [kept.lease, forgotten.lease], NOW_S) == frozenset()
 
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:

@@ -38,16 +38,16 @@ def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
     assert said == times, f"{task} never said {step!r} {times} times"
 
 
-def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) -> None:
-    killed(data_dir, read=[501], written=[101])
-
-
-@pytest.mark.long
-def test_a_job_killed_at_the_ends_of_phases_ends_with_each_line_once(data_dir: Path) -> None:
-    killed(data_dir, read=[1, 501, LINES], written=[1, 101, LINES - RECORDED])
-
-
-def killed(data_dir: Path, read: list[int], written: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("read", "written"),
+    [
+        ([501], [101]),
+        pytest.param([1, 501, LINES], [1, 101, LINES - RECORDED], marks=pytest.mark.long),
+    ],
+)
+def test_a_job_killed_in_every_phase_ends_with_each_line_once(
+    data_dir: Path, read: list[int], written: list[int]
+) -> None:
     """At those lines while they are validated, twice while they run, and at those of the lines that
     were not run while the files are written."""
     store = open_store(data_dir)

@@ -84,15 +84,14 @@ def test_a_new_database_has_the_tables_that_the_queries_name(store_url: str) -> 
         assert len(differences(connection)) == 2, "nothing was compared"
 
 
-def test_a_database_of_a_later_version_is_refused(store_url: str) -> None:
+def test_a_database_of_a_later_version_or_of_before_the_first_release_is_refused(
+    store_url: str, data_dir: Path
+) -> None:
     open_store(store_url).close()
     execute(store_url, "UPDATE alembic_version SET version_num = 'later'")
     with pytest.raises(UnknownSchemaError, match=r"revision later.*newer program"):
         open_store(store_url)
-
-
-def test_a_database_of_before_the_first_release_is_refused(store_url: str) -> None:
-    execute(store_url, "CREATE TABLE batches (number INTEGER)")
+    execute(store_url, "DROP TABLE alembic_version")
     with pytest.raises(UnknownSchemaError, match=r"before the first release.*name another"):
         open_store(store_url)
 

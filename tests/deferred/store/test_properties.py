@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection
 
-from deferred.entities import Item, Lease, NewBatch
+from deferred.entities import Item, Lease, NewBatch, Usage
 from deferred.errors import StatusConflictError
 from deferred.store import open_store
 from deferred.store.transitions import LEASE_S
@@ -263,7 +263,8 @@ class Store(RuleBasedStateMachine):
                 succeeded,
                 len(job.recorded) - succeeded,
             )
-            assert batch.usage.output_tokens == 5 * len(job.recorded)
+            n = len(job.recorded)
+            assert batch.usage == Usage(3 * n, n, 5 * n)
             ended = counts.completed + counts.failed + counts.expired + counts.cancelled
             assert counts.total in (0, job.lines)
             assert ended <= counts.total

@@ -37,9 +37,12 @@ def test_an_upload_beyond_the_quota_is_refused_and_takes_no_space(store: JobStor
     with pytest.raises(QuotaExceededError, match=rf"at most {QUOTA} .*--max-stored-bytes"):
         upload(store, CHUNK_BYTES + 1)
     assert stored(store) == CHUNK_BYTES
+    upload(store, QUOTA, "another")
     assert [file.id for file in store.files.list(OWNER, NOW_S).data] == [kept.id]
     upload(store, CHUNK_BYTES)
     assert stored(store) == QUOTA
+    store.files.delete(OWNER, kept.id, NOW_S)
+    upload(store, CHUNK_BYTES)
 
 
 def test_an_upload_is_refused_while_it_comes_not_at_its_end(store: JobStore) -> None:
@@ -64,18 +67,6 @@ def test_uploads_that_come_at_once_share_the_quota(store: JobStore) -> None:
 
     with pytest.raises(QuotaExceededError):
         store.files.create(OWNER, "batch", "x", together(), NOW_S, quota_bytes=QUOTA)
-
-
-def test_one_owner_does_not_take_anothers_space(store: JobStore) -> None:
-    upload(store, QUOTA)
-    upload(store, QUOTA, "another")
-    assert stored(store, "another") == QUOTA
-
-
-def test_deleting_a_file_makes_space_at_once(store: JobStore) -> None:
-    file = upload(store, QUOTA)
-    store.files.delete(OWNER, file.id, NOW_S)
-    upload(store, QUOTA)
 
 
 def test_a_batch_counts_with_its_copy_of_the_file_until_it_ends(store: JobStore) -> None:

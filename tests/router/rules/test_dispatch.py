@@ -46,6 +46,56 @@ def test_across_models_of_one_upstream_the_oldest_is_first() -> None:
     assert decided == [older]
 
 
+def test_immediate_requests_go_before_deferred_ones() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1))
+    running = dispatcher.arrive("m", 0.0)
+    dispatcher.arrive("m", 1.0, deferred=True)
+    immediate = dispatcher.arrive("m", 2.0)
+    dispatcher.release(running, Outcome.SUCCESS, 3.0)
+    assert decided == [immediate]
+
+
+def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
+    states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+    states = [dispatcher.arrive("m", 1.0).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+
+
+def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1, 1))
+    first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))
+    dispatcher.release(first, Outcome.FAILURE, 3.0)  # the younger one takes its place
+    assert dispatcher.may_retry(first, 3.0)
+    youngest = dispatcher.arrive("m", 4.0)
+    dispatcher.retry(first, 5.0)
+    decided.clear()
+    dispatcher.release(second, Outcome.SUCCESS, 6.0)
+    assert decided == [first]
+    assert at(first).url == "http://u1:1"
+    assert younger.state is State.PLACED
+    assert youngest.state is State.WAITING
+
+
+def test_a_request_goes_to_the_one_upstream_that_keeps_what_it_continues() -> None:
+    fleet = fleet_of(1, 1)
+    first, second = fleet
+    dispatcher, decided = dispatcher_over(fleet)
+    running = dispatcher.arrive("m", 0.0, only=second)
+    assert at(running) is second
+    bound, other = dispatcher.arrive("m", 1.0, only=second), dispatcher.arrive("m", 2.0)
+    assert bound.state is State.WAITING
+    assert at(other) is first, "it waits behind no request that is bound elsewhere"
+    dispatcher.release(running, Outcome.FAILURE, 3.0)
+    assert not dispatcher.may_retry(running, 3.0)
+    assert decided == [bound]
+    assert at(bound) is second
+    second.draining = True
+    refused = dispatcher.arrive("m", 4.0, only=second)
+    assert refused.refusal is Refusal.UNAVAILABLE
+
+
 def test_attempts_are_bounded() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
     request = dispatcher.arrive("m", 0.0)
