@@ -45,6 +45,13 @@ def store_url(request) -> str:
     return request.getfixturevalue("postgresql_url")
 
 
+@pytest.fixture
+def sqlite_store(data_dir: Path) -> Iterator[JobStore]:
+    opened = open_store(data_dir)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(scope="session")
 def shared_postgresql_url(postgres: Postgres) -> str:
     """For one test after the other: to make a database takes longer than most tests."""

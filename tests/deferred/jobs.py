@@ -37,14 +37,20 @@ def create(
     return store.batches.create(owner, spec, NOW_S, expires_at=expires_at)
 
 
-def started(store: JobStore, lines: int | Sequence[NewItem], **options) -> Batch:
-    """A batch in progress."""
+def validating(store: JobStore, lines: int | Sequence[NewItem] = 0, **options) -> Batch:
+    """A batch that this worker validates, with lines that it has found good."""
     batch = create(store, **options)
     claimed = store.batches.claim_validation(WORKER, batch.spec.model, NOW_S)
     assert claimed is not None
     assert claimed.id == batch.id
     items = new_items(lines) if isinstance(lines, int) else lines
-    store.items.add(batch.id, WORKER, items)
+    assert store.items.add(batch.id, WORKER, items) == []
+    return batch
+
+
+def started(store: JobStore, lines: int | Sequence[NewItem], **options) -> Batch:
+    """A batch in progress."""
+    batch = validating(store, lines, **options)
     store.batches.start(batch.id, WORKER, NOW_S)
     return store.batches.get(batch.owner, batch.id)
 

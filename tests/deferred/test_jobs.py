@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
+from deferred.errors import StoreError, StoreUnavailableError
 from deferred.jobs import Jobs
 from deferred.store import open_store
 
@@ -46,19 +46,6 @@ def test_work_that_another_process_began_is_resumed_at_start(tmp_path: Path) -> 
     open_store(tmp_path).close()
     jobs = jobs_at(tmp_path)
     jobs.start()
-    while jobs.describe()["store"] != "open":
-        pass
-    ended(jobs)
-
-
-def test_a_store_that_is_in_use_is_taken_when_it_is_free(tmp_path: Path) -> None:
-    other = open_store(tmp_path)
-    jobs = jobs_at(tmp_path)
-    jobs.start()
-    with pytest.raises(StoreInUseError):
-        _ = jobs.store
-    assert jobs.describe() == {"store": "unavailable"}
-    other.close()
     while jobs.describe()["store"] != "open":
         pass
     ended(jobs)

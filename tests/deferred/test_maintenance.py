@@ -17,7 +17,7 @@ from deferred.entities import Batch, Duplicate, NewBatch, NewItem, Progress, Unr
 from deferred.errors import StoreUnavailableError
 from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
-from deferred.store import JobStore, open_store
+from deferred.store import JobStore
 from deferred.store.schema import batch_items
 from tests.deferred.jobs import MODEL, OWNER, claim, rows_of, save, started, upload
 from tests.deferred.test_worker import eventually
@@ -94,50 +94,46 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
 
 
 def test_a_fault_of_ours_in_validation_is_told_to_the_log_alone(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = open_store(data_dir)
-    batch = submitted(store, 3)
+    batch = submitted(sqlite_store, 3)
 
     def broken(*_: object) -> list[Duplicate]:
         raise RuntimeError("user=eb host=10.0.0.7")
 
-    monkeypatch.setattr(store.items, "add", broken)
-    maintenance_of(store).turn()
-    failed = store.batches.get(OWNER, batch.id)
+    monkeypatch.setattr(sqlite_store.items, "add", broken)
+    maintenance_of(sqlite_store).turn()
+    failed = sqlite_store.batches.get(OWNER, batch.id)
     assert failed.status == "failed"
     assert "10.0.0.7" not in failed.errors[0].message
     assert "10.0.0.7" in caplog.text
-    store.close()
 
 
 def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_store: JobStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No file may grow beyond a size, which is how the database meets a full disk."""
-    store = open_store(data_dir)
-    answered = started(store, 2, expires_at=time.time() + 3600)
-    save(store, claim(store, 2))
-    large, small = submitted(store, 40, 500_000), submitted(store, 3)
-    maintenance = maintenance_of(store, 2**20)
+    answered = started(sqlite_store, 2, expires_at=time.time() + 3600)
+    save(sqlite_store, claim(sqlite_store, 2))
+    large, small = submitted(sqlite_store, 40, 500_000), submitted(sqlite_store, 3)
+    maintenance = maintenance_of(sqlite_store, 2**20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     largest = max(path.stat().st_size for path in data_dir.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 6 * 2**20, limits[1]))
     try:
         for _ in range(3):
             maintenance.turn()
-        assert [status(store, batch) for batch in (large, small, answered)] == [
+        assert [status(sqlite_store, batch) for batch in (large, small, answered)] == [
             "validating",
             "in_progress",
             "completed",
         ]
-        assert rows_of(store, batch_items) == 3
+        assert rows_of(sqlite_store, batch_items) == 3
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
     maintenance.turn()
-    assert store.batches.get(OWNER, large.id).counts.total == 40
-    store.close()
+    assert sqlite_store.batches.get(OWNER, large.id).counts.total == 40
 
 
 def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
@@ -215,17 +211,17 @@ def test_progress_is_refreshed_within_long_steps(
     ]
 
 
-def test_a_job_has_at_most_50_000_lines(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_has_at_most_50_000_lines(
+    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert lines.MOST_LINES == 50_000
     monkeypatch.setattr(lines, "MOST_LINES", 500)  # as many take twenty seconds
-    store = open_store(data_dir)
-    most, more = submitted(store, 500), submitted(store, 501)
-    maintenance = maintenance_of(store)
+    most, more = submitted(sqlite_store, 500), submitted(sqlite_store, 501)
+    maintenance = maintenance_of(sqlite_store)
     maintenance.turn()
     maintenance.turn()
-    assert store.batches.get(OWNER, most.id).counts.total == 500
-    refused = store.batches.get(OWNER, more.id)
+    assert sqlite_store.batches.get(OWNER, most.id).counts.total == 500
+    refused = sqlite_store.batches.get(OWNER, more.id)
     assert refused.status == "failed"
     assert [(error.code, error.line) for error in refused.errors] == [("too_many_tasks", None)]
     assert "50000" in refused.errors[0].message
-    store.close()

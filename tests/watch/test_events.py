@@ -34,18 +34,23 @@ def events(server: Server) -> requests.Response:
     )
 
 
-def test_the_page_needs_no_key_but_its_data_does(locked: Server) -> None:
+def asked(server: Server, path: str) -> requests.Response:
+    return requests.get(f"{server.url}/watch/{path}", headers=HEADERS, timeout=PATIENCE_S)
+
+
+def test_the_page_needs_no_key_but_its_data_does_and_texts_are_private(locked: Server) -> None:
     for path in ("/watch", "/watch/page/main.js", "/watch/page/recorded/dynamic.json"):
         assert requests.get(locked.url + path, timeout=PATIENCE_S).status_code == 200
     for path in ("/watch/events", "/watch/trace", "/watch/text/0"):
         assert requests.get(locked.url + path, timeout=PATIENCE_S).status_code == 401
     assert requests.post(f"{locked.url}/watch/play", timeout=PATIENCE_S).status_code == 401
-
-
-def test_texts_are_private_unless_watch_text_is_set(locked: Server) -> None:
-    answer = requests.get(f"{locked.url}/watch/text/0", headers=HEADERS, timeout=PATIENCE_S)
-    assert answer.status_code == 403
-    assert "--watch-text" in answer.json()["error"]
+    private = asked(locked, "text/0")
+    assert private.status_code == 403
+    assert "--watch-text" in private.json()["error"]
+    for form, status in (("perfetto", 200), ("chrome", 200), ("x", 400)):
+        trace = asked(locked, f"trace?format={form}")
+        assert trace.status_code == status
+        assert trace.content
 
 
 def test_one_viewer_too_many_is_refused_until_another_leaves(locked: Server) -> None:
@@ -84,17 +89,6 @@ def test_the_stream_contains_each_request_and_adds_up_to_stats(locked: Server) -
                     break
     stats = requests.get(f"{locked.url}/stats", headers=HEADERS, timeout=PATIENCE_S).json()
     assert generated == stats["total-tokens-handled"] == 35
-
-
-@pytest.mark.parametrize("form", ["perfetto", "chrome"])
-def test_the_trace_of_a_server_can_be_downloaded(locked: Server, form: str) -> None:
-    answer = requests.get(
-        f"{locked.url}/watch/trace?format={form}", headers=HEADERS, timeout=PATIENCE_S
-    )
-    assert answer.status_code == 200
-    assert answer.content
-    wrong = requests.get(f"{locked.url}/watch/trace?format=x", headers=HEADERS, timeout=PATIENCE_S)
-    assert wrong.status_code == 400
 
 
 def test_a_server_with_viewers_ends_at_once_when_it_has_drained(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from records import DECODE, KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Row, Rows
 from telemetry.recording import as_json
-from watch import film, trace
+from watch import film
 from watch.frames import Hello, event_of, make_frame
-from watch.runs import RECORDED, RunError, read, read_folder
+from watch.runs import RECORDED, RunError, read_folder
 from watch.tracks import perfetto, tracks
 
 HELLO: Hello = {
@@ -172,19 +172,6 @@ def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> 
     ET.fromstring(drawn)
     assert drawn.count("all 20 completed") == 3
     assert len(drawn) < 50_000
-
-
-def test_a_folder_of_recordings_becomes_one_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head = {**HELLO, "type": "head", "max_batch_size": 4, "clock_s": 0.0, "unix_s": 0.0}
-    lines = [head, *map(as_json, events())]
-    (tmp_path / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read(tmp_path / "one.jsonl").frame["now"] == 50_000
-    for name in ("trace.pftrace", "trace.json"):
-        trace.main([str(tmp_path), "--out", str(tmp_path.parent / name)])
-    Trace.FromString((tmp_path.parent / "trace.pftrace").read_bytes())
-    capsys.readouterr()
 
 
 def test_a_folder_without_runs_is_refused_with_what_is_expected(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from client.load.http.target import parse_target
 from client.load.servers.system import COMPARED
@@ -20,7 +20,6 @@ from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import PATIENCE_S, ROOT, Server, environment, free_port, serving
-from tests.watch.test_page import browser, pytestmark  # noqa: F401
 
 MODES = ("nobatch", "static", "dynamic")
 REQUESTS = 12
@@ -45,18 +44,22 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         }
 
 
-@pytest.fixture
-def page(browser: Browser, servers: dict[str, Server]) -> Iterator[Page]:  # noqa: F811
-    first, everyone = servers["nobatch"], [server.url for server in servers.values()]
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
-    page.goto(f"{first.url}/watch?with={','.join(everyone)}#measured")
-    page.click("#others button")
-    page.wait_for_function("window.watch && watch.modes.panels.length === 3")
+def measured(page: Page, servers: Iterable[Server]) -> None:
+    """The page of the first shows all of them."""
+    first, *others = everyone = [server.url for server in servers]
+    page.goto(f"{first}/watch?with={','.join(everyone)}#measured")
+    if others:
+        page.click("#others button")
+    page.wait_for_function(f"window.watch && watch.modes.panels.length === {len(everyone)}")
     page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
-    names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
-    page.wait_for_function(f"{names} === '{','.join(MODES)}'")
-    yield page
-    page.close()
+
+
+def ask(server: Server, name: str) -> None:
+    body, headers = {"prompt": "x", "num_tokens": 2}, {"X-Request-Id": name}
+    answer = requests.post(
+        f"{server.url}/inference", json=body, headers=headers, timeout=PATIENCE_S
+    )
+    assert answer.ok
 
 
 def workload(seed: int) -> Workload:
@@ -70,7 +73,9 @@ def shown(page: Page) -> list[str]:
 def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
     page: Page, servers: dict[str, Server]
 ) -> None:
-    assert page.evaluate(f"{PANELS}.map(p => p.querySelector('h2').textContent)") == [*MODES]
+    measured(page, servers.values())
+    names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
+    page.wait_for_function(f"{names} === '{','.join(MODES)}'")
     assert "first run begins when" in page.inner_text("#verdict")
     with Crew() as crew:
         for number, (mode, server) in enumerate(servers.items()):
@@ -106,52 +111,35 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
 
 
 def test_a_page_that_was_opened_later_shows_no_run_without_its_beginning(
-    browser: Browser,  # noqa: F811
-    servers: dict[str, Server],
+    page: Page, servers: dict[str, Server]
 ) -> None:
     server = servers["static"]
-
-    def ask(name: str) -> None:
-        body, headers = {"prompt": "x", "num_tokens": 2}, {"X-Request-Id": name}
-        url = f"{server.url}/inference"
-        assert requests.post(url, json=body, headers=headers, timeout=PATIENCE_S).ok
-
-    ask("load1-seed3/static/c/7")
-    page = browser.new_page(bypass_csp=True)
-    page.goto(f"{server.url}/watch?with={server.url}#measured")
+    ask(server, "load1-seed3/static/c/7")
+    measured(page, [server])
     page.wait_for_function("watch.modes.measured.workload === 'load1-seed3'")
-    ask("load1-seed3/static/c/8")
+    ask(server, "load1-seed3/static/c/8")
     assert page.evaluate("watch.modes.measured.servers[0].seen.whole") is False
     assert shown(page) == ["has not run this workload yet"]
-    ask("load1-seed4/static/d/0")
+    ask(server, "load1-seed4/static/d/0")
     page.wait_for_function(f"{PANELS}[0].textContent.includes('1 of 1 completed')")
-    page.close()
 
 
 def test_a_percent_sign_in_a_request_id_is_shown_as_it_is(
-    browser: Browser,  # noqa: F811
-    servers: dict[str, Server],
+    page: Page, servers: dict[str, Server]
 ) -> None:
-    server = servers["static"]
-    page = browser.new_page(bypass_csp=True)
-    page.goto(f"{server.url}/watch?with={server.url}#measured")
-    page.wait_for_function("watch.modes.measured.servers[0].greeted")
+    measured(page, [servers["static"]])
     for number, name in enumerate(("100%", "a%20b", "%E0%A4%A", "caf%C3%A9")):
-        headers = {"X-Request-Id": f"odd{number}/{name}/e/0"}
-        body = {"prompt": "x", "num_tokens": 2}
-        url = f"{server.url}/inference"
-        assert requests.post(url, json=body, headers=headers, timeout=PATIENCE_S).ok
+        ask(servers["static"], f"odd{number}/{name}/e/0")
         page.wait_for_function(
             f"watch.modes.measured.workload === 'odd{number}'"
             f" && {PANELS}[0].textContent.includes('1 of 1 completed')"
         )
         shown_name = page.evaluate(f"{PANELS}[0].querySelector('h2').textContent")
         assert shown_name == {"a%20b": "a b", "caf%C3%A9": "café"}.get(name, name)
-    page.close()
 
 
 @pytest.mark.long
-def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser) -> None:  # noqa: F811
+def test_the_address_that_a_comparison_prints_shows_its_servers(page: Page) -> None:
     options = ("--loads", "1", "--seeds", "1", "--numsamples", str(REQUESTS), "--no-control")
     command = [str(ROOT / "compare.sh"), "--watch", "--calibrate-s", "2", *options]
     env = environment(EB_PYTHON=sys.executable)
@@ -162,7 +150,6 @@ def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser
             assert process.stderr is not None
             found = (re.search(r"http://\S+#measured", line) for line in process.stderr)
             address = next(match.group() for match in found if match is not None)
-            page = browser.new_page(bypass_csp=True)
             page.goto(address)
             page.click("#others button")
             whole = f"{REQUESTS} of {REQUESTS} completed"
@@ -173,6 +160,5 @@ def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser
             )
             named = page.evaluate(f"{PANELS}.map(p => p.querySelector('h2').textContent)")
             assert named == [*COMPARED]
-            page.close()
         finally:
             process.terminate()

@@ -9,13 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page
 
 from tests.support.hash_app import STEP_S
 from tests.support.process import PATIENCE_S, Server, serving
-from tests.watch.test_page import CHROMIUM, pytestmark  # noqa: F401
+from tests.watch.conftest import EVIL
 
-EVIL = "evil.example"  # the browser resolves it to this machine
 KEY = "sesame"
 
 
@@ -62,22 +61,6 @@ def stranger() -> Iterator[Stranger]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    args = ["--no-sandbox", f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page()
-    yield page
-    page.close()
-
-
-@pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Without a key."""
     with serving(tmp_path_factory.mktemp("bare"), hash_model={STEP_S: 0.001}) as server:
@@ -90,13 +73,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_a_name_that_resolves_to_this_machine_reads_nothing(page: Page, bare: Server) -> None:
+def test_a_name_that_resolves_to_this_machine_reads_nothing(
+    strict_page: Page, bare: Server
+) -> None:
     for path in ("/stats", "/v1/files", "/watch"):
         assert bare.url.startswith("http://127.0.0.1")
-        answer = page.goto(f"http://{EVIL}:{bare.config.port}{path}")
+        answer = strict_page.goto(f"http://{EVIL}:{bare.config.port}{path}")
         assert answer is not None
         assert answer.status == 403
-        answer = page.goto(f"http://localhost:{bare.config.port}{path}")
+        answer = strict_page.goto(f"http://localhost:{bare.config.port}{path}")
         assert answer is not None
         assert answer.status == 200
 
@@ -111,7 +96,7 @@ SIMPLE = """async (server) => {
 
 
 def test_a_page_of_another_origin_changes_nothing_and_the_servers_own_does(
-    page: Page, bare: Server, stranger: Stranger
+    strict_page: Page, bare: Server, stranger: Stranger
 ) -> None:
     """Requests that need no preflight: the browser sends them, whatever the server allows."""
 
@@ -121,61 +106,63 @@ def test_a_page_of_another_origin_changes_nothing_and_the_servers_own_does(
     assert bare.ask().ok
     before = bare.counts()["completed"], stored()
     for host in (EVIL, "127.0.0.1", "localhost"):
-        page.goto(f"http://{host}:{stranger.port}/")
-        page.evaluate(SIMPLE, bare.url)
+        strict_page.goto(f"http://{host}:{stranger.port}/")
+        strict_page.evaluate(SIMPLE, bare.url)
     assert (bare.counts()["completed"], stored()) == before
-    page.goto(f"{bare.url}/watch")
-    page.evaluate(SIMPLE, bare.url)
+    strict_page.goto(f"{bare.url}/watch")
+    strict_page.evaluate(SIMPLE, bare.url)
     assert (bare.counts()["completed"], stored()) == (0, before[1] + 1)
 
 
 def test_the_page_asks_before_it_contacts_another_server_and_keeps_its_key_from_it(
-    page: Page, guarded: Server, stranger: Stranger
+    strict_page: Page, guarded: Server, stranger: Stranger
 ) -> None:
-    page.goto(f"{guarded.url}/watch#live")
-    page.fill("#key", KEY)
-    page.press("#key", "Enter")
-    page.wait_for_selector("#state.ok")
+    strict_page.goto(f"{guarded.url}/watch#live")
+    strict_page.fill("#key", KEY)
+    strict_page.press("#key", "Enter")
+    strict_page.wait_for_selector("#state.ok")
     wrong = ["http://a:99999", "ftp://a"]
     named = ",".join([guarded.url, stranger.url, *wrong])
     link = f"{guarded.url}/watch?with={named}#measured"
-    page.goto("about:blank")
-    page.goto(link)
-    page.wait_for_selector("#state.ok")  # what the page does by itself is done
+    strict_page.goto("about:blank")
+    strict_page.goto(link)
+    strict_page.wait_for_selector("#state.ok")  # what the page does by itself is done
     assert [*stranger.received.queue] == []
-    assert page.locator("#others code").all_inner_texts() == [stranger.url, *wrong]
-    page.click("#others button")
+    assert strict_page.locator("#others code").all_inner_texts() == [stranger.url, *wrong]
+    strict_page.click("#others button")
     received = [stranger.received.get(timeout=PATIENCE_S)]
     assert received[0][:2] == ("GET", "/watch/events")
     assert "Authorization" not in received[0][2]
     # a key that is typed for it is sent to it, and to no other
-    page.goto("about:blank")
-    page.goto(link)
-    page.fill("#others input", "for-the-stranger")
-    page.click("#others button")
+    strict_page.goto("about:blank")
+    strict_page.goto(link)
+    strict_page.fill("#others input", "for-the-stranger")
+    strict_page.click("#others button")
     while "Authorization" not in received[-1][2]:
         received.append(stranger.received.get(timeout=PATIENCE_S))
     assert received[-1][2]["Authorization"] == "Bearer for-the-stranger"
     while not stranger.received.empty():
         received.append(stranger.received.get())
     assert KEY not in str(received)
-    page.wait_for_selector("#state.ok")  # its own server still gets its own
-    page.select_option("#modes-source", "servers")
-    page.wait_for_selector("#others:not([hidden])")  # it asks again, since the stranger has failed
-    assert stranger.url in page.inner_text("#verdict")
+    strict_page.wait_for_selector("#state.ok")  # its own server still gets its own
+    strict_page.select_option("#modes-source", "servers")
+    strict_page.wait_for_selector(
+        "#others:not([hidden])"
+    )  # it asks again, since the stranger has failed
+    assert stranger.url in strict_page.inner_text("#verdict")
 
 
 def test_the_page_can_contact_only_its_own_server_and_those_of_its_address(
-    page: Page, guarded: Server, stranger: Stranger
+    strict_page: Page, guarded: Server, stranger: Stranger
 ) -> None:
     contact = f"fetch('{stranger.url}/x').then(() => 'sent', () => 'blocked')"
-    page.goto(f"{guarded.url}/watch")
-    assert page.evaluate(contact) == "blocked"
-    page.goto(f"{guarded.url}/watch/page/index.html?with={stranger.url}")
-    assert page.evaluate(contact) == "blocked"
+    strict_page.goto(f"{guarded.url}/watch")
+    assert strict_page.evaluate(contact) == "blocked"
+    strict_page.goto(f"{guarded.url}/watch/page/index.html?with={stranger.url}")
+    assert strict_page.evaluate(contact) == "blocked"
     assert stranger.received.empty()
-    page.goto(f"{guarded.url}/watch?with={stranger.url}")
-    assert page.evaluate(contact) == "sent"
+    strict_page.goto(f"{guarded.url}/watch?with={stranger.url}")
+    assert strict_page.evaluate(contact) == "sent"
 
 
 @pytest.mark.parametrize(

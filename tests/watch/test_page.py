@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +9,11 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Page, Route
 
 from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import PATIENCE_S, ROOT, Server, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no chromium here: the live page is not tested"
-)
 PAGE_BYTES = 150 * 1024
 
 
@@ -31,28 +26,28 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # no sandbox: containers run tests as root
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def opened(browser: Browser, server: Server, tab: str, width: int = 1280) -> Page:
-    page = browser.new_page(viewport={"width": width, "height": 800}, bypass_csp=True)
+def opened(page: Page, server: Server, tab: str) -> None:
     page.goto(f"{server.url}/watch#{tab}")
     page.wait_for_function("window.watch && window.watch.store.hello")
-    return page
+
+
+def asked(server: Server, count: int, **fields: Any) -> None:
+    """So many more requests have ended."""
+    done = server.counts()["completed"]
+    for _ in range(count):
+        server.ask(**fields)
+    server.reaches(completed=done + count)
+
+
+ENDED = "[...watch.store.requests.values()].filter(r => r.end !== null)"
 
 
 def told(page: Page, what: str) -> Any:
     return page.evaluate(f"watch.store.{what}")
 
 
-def test_the_tokens_that_were_drawn_are_those_of_stats(browser: Browser, watched: Server) -> None:
-    page = opened(browser, watched, "live")
+def test_the_tokens_that_were_drawn_are_those_of_stats(page: Page, watched: Server) -> None:
+    opened(page, watched, "live")
     done = watched.counts()["completed"]
     page.click("#twenty")
     watched.reaches(completed=done + 20)
@@ -60,23 +55,19 @@ def test_the_tokens_that_were_drawn_are_those_of_stats(browser: Browser, watched
     generated = stats["total-tokens-handled"]
     page.wait_for_function(f"watch.store.generated === {generated}")
     assert told(page, "runTokens") == told(page, "computed")
-    ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
-    by_request = page.evaluate(f"{ended}.reduce((sum, r) => sum + r.generated, 0)")
+    by_request = page.evaluate(f"{ENDED}.reduce((sum, r) => sum + r.generated, 0)")
     assert by_request == generated
     # by the runs alone: a prompt, whole or in chunks, gives a token, and so does each decode
     runs = page.evaluate("watch.store.slots.flat().map(r => [r.request, r.kind, r.tokens])")
     prompts = {request for request, kind, _ in runs if kind in (0, 1)}
     assert len(prompts) + sum(tokens for _, kind, tokens in runs if kind == 2) == generated
-    page.close()
 
 
 def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
-    browser: Browser, watched: Server
+    page: Page, watched: Server
 ) -> None:
-    page = opened(browser, watched, "live")
-    done = watched.counts()["completed"]
-    watched.ask(num_tokens=60)
-    watched.reaches(completed=done + 1)
+    opened(page, watched, "live")
+    asked(watched, 1, num_tokens=60)
     drafts = watched.stats()["drafts"]
     summed = "watch.store.slots.flat().reduce((sum, run) => sum + run.{}, 0)"
     for kind, count in drafts.items():
@@ -88,13 +79,12 @@ def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
             break
         page.keyboard.press(",")
     assert " drafts accepted" in page.inner_text("#detail")
-    page.close()
 
 
 def test_the_three_modes_play_to_their_end_and_say_what_they_show(
-    browser: Browser, watched: Server
+    page: Page, watched: Server
 ) -> None:
-    page = opened(browser, watched, "modes")
+    opened(page, watched, "modes")
     page.wait_for_selector(".panel")
     page.select_option("#modes-speed", "1")
     page.click("#modes-play")
@@ -106,11 +96,9 @@ def test_the_three_modes_play_to_their_end_and_say_what_they_show(
     assert [score.split(" after")[0] for score in scores] == ["20 of 20 completed"] * 3
     assert page.inner_text(".winner h2") == "dynamic"
     assert "with dynamic batching" in page.inner_text("#verdict")
-    page.close()
 
 
-def test_one_server_alone_is_compared_with_no_other(browser: Browser, watched: Server) -> None:
-    page = browser.new_page(bypass_csp=True)
+def test_one_server_alone_is_compared_with_no_other(page: Page, watched: Server) -> None:
     page.goto(f"{watched.url}/watch?with={watched.url}#modes")
     page.select_option("#modes-source", "servers")
     page.wait_for_selector(".panel")
@@ -118,11 +106,10 @@ def test_one_server_alone_is_compared_with_no_other(browser: Browser, watched: S
     told = page.inner_text("#verdict")
     assert " with dynamic batching. Half of the requests had" in told
     assert "as fast" not in told
-    page.close()
 
 
-def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: Server) -> None:
-    page = opened(browser, watched, "live")
+def test_it_pauses_goes_back_and_shows_one_iteration(page: Page, watched: Server) -> None:
+    opened(page, watched, "live")
     watched.ask(num_tokens=12)
     page.wait_for_function("watch.store.next > 10")
     page.click("#canvas")  # which gets the focus
@@ -138,20 +125,15 @@ def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: 
     assert page.locator("#detail li").count() >= 1
     page.keyboard.press("End")
     assert page.evaluate("watch.view.follows") is True
-    page.close()
 
 
 def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
-    browser: Browser, watched: Server
+    page: Page, watched: Server
 ) -> None:
-    page = opened(browser, watched, "live")
-    done = watched.counts()["completed"]
-    for _ in range(2):
-        watched.ask(num_tokens=4)
-    watched.reaches(completed=done + 2)
-    ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
-    page.wait_for_function(f"{ended}.length >= 2")
-    late, chosen = page.evaluate(f"{ended}.slice(-2).map(r => r.id)")
+    opened(page, watched, "live")
+    asked(watched, 2, num_tokens=4)
+    page.wait_for_function(f"{ENDED}.length >= 2")
+    late, chosen = page.evaluate(f"{ENDED}.slice(-2).map(r => r.id)")
     held: list[Route] = []
     page.route(f"**/watch/text/{late}", lambda route: held.append(route))
     page.evaluate(
@@ -167,7 +149,6 @@ def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
     held[0].continue_()
     page.evaluate("Promise.all(shown)")
     assert page.inner_text("#detail") == shown
-    page.close()
 
 
 TEMPLATE = (
@@ -182,30 +163,28 @@ TEMPLATE = (
     ids=["none", "its own"],
 )
 def test_a_typed_prompt_reaches_the_model_in_its_chat_template_if_it_has_one(
-    browser: Browser, tmp_path: Path, template: str | None, known: str, between: str
+    page: Page, tmp_path: Path, template: str | None, known: str, between: str
 ) -> None:
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     options: dict[str, Any] = {"model": str(tmp_path), "watch_text": True}
     with serving(tmp_path, hash_model={ENDLESS: 1}, **options) as server:
-        page = opened(browser, server, "live")
+        opened(page, server, "live")
         page.fill("#prompt", "Why?")
         page.click("#prompt-form button")
-        ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
-        page.wait_for_function(f"{ended}.length")
-        number = page.evaluate(f"{ended}[0].id")
+        page.wait_for_function(f"{ENDED}.length")
+        number = page.evaluate(f"{ENDED}[0].id")
         text = requests.get(f"{server.url}/watch/text/{number}", timeout=PATIENCE_S).json()
         assert text["prompt"] == known
         page.wait_for_function(
             "shown => document.querySelector('#answer').textContent === shown",
             arg=f"Why?{between}{text['answer']}",
         )
-        page.close()
 
 
 @pytest.mark.parametrize("tab", ["live", "modes"])
-def test_nothing_is_wider_than_the_screen(browser: Browser, watched: Server, tab: str) -> None:
-    page = opened(browser, watched, tab)
+def test_nothing_is_wider_than_the_screen(page: Page, watched: Server, tab: str) -> None:
+    opened(page, watched, tab)
     for width in (390, 800, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -216,29 +195,24 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, watched: Server, tab
             ".map(([id]) => id)"
         )
         assert outside == []
-    page.close()
 
 
-def test_the_page_is_small_and_loads_nothing_from_elsewhere(
-    browser: Browser, watched: Server
-) -> None:
-    page = browser.new_page()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+def test_the_page_is_small_and_loads_nothing_from_elsewhere(page: Page, watched: Server) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
     page.goto(f"{watched.url}/watch")
     page.wait_for_selector(".panel")
-    assert all(url.startswith((watched.url, "data:")) for url in asked)
-    page.close()
+    assert all(url.startswith((watched.url, "data:")) for url in loaded)
     files = [path for path in (ROOT / "watch" / "page").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= PAGE_BYTES
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_ten_minutes_of_load_take_no_more_memory(browser: Browser, tmp_path: Path) -> None:
+def test_ten_minutes_of_load_take_no_more_memory(page: Page, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_batch_size": 512, "hash_model": {STEP_S: 0.005, ENDLESS: 1}}
     with serving(tmp_path, **options) as server:
-        page = opened(browser, server, "live")
+        opened(page, server, "live")
         page.evaluate("watch.room.rate = 40")
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
@@ -258,33 +232,13 @@ def test_ten_minutes_of_load_take_no_more_memory(browser: Browser, tmp_path: Pat
         now = heap_bytes()
         print(f"heap: {full / 1e6:.1f} MB when the ring was full, {now / 1e6:.1f} MB at the end")
         assert now < 1.5 * full + 2e6
-        page.close()
 
 
-@pytest.mark.long
-def test_a_batch_of_512_slots_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_batch_size": 512, "hash_model": {STEP_S: 0.1, ENDLESS: 1}}
-    with serving(tmp_path, **options) as server:  # its memory holds 512 requests of 121 tokens
-        page = opened(browser, server, "live")
-        wanted = [{"prompt": "x", "num_tokens": 120, "after_s": 0} for _ in range(200)]
-        for _ in range(3):
-            page.evaluate("wanted => watch.room.send(wanted)", wanted)
-        page.wait_for_function("watch.store.running().length === 512")
-        frames, since_s = page.evaluate("watch.tracks.frames"), time.monotonic()
-        page.wait_for_timeout(10_000)
-        drawn = page.evaluate("watch.tracks.frames") - frames
-        print(f"{drawn / (time.monotonic() - since_s):.1f} frames a second with 512 slots in use")
-        assert drawn > 0
-        page.close()
-
-
-def test_rows_are_coloured_by_user_program_or_priority(browser: Browser, watched: Server) -> None:
-    page = opened(browser, watched, "live")
-    done = watched.counts()["completed"]
+def test_rows_are_coloured_by_user_program_or_priority(page: Page, watched: Server) -> None:
+    opened(page, watched, "live")
     for k in range(4):
-        body = {"prompt": "a", "num_tokens": 4, "user": f"user {k % 2}", "program": "one"}
-        requests.post(f"{watched.url}/inference", json={**body, "priority": 5 + k}, timeout=60)
-    watched.reaches(completed=done + 4)
+        user, program = f"user {k % 2}", "one"
+        asked(watched, 1, num_tokens=4, user=user, program=program, priority=5 + k)
     # others of this server may still be running; a program is one of its user
     newest = "[...watch.store.requests.values()].filter((r) => r.priority >= 5)"
     page.wait_for_function(f"{newest}.filter((r) => r.end && r.program !== null).length === 4")
@@ -299,17 +253,14 @@ def test_rows_are_coloured_by_user_program_or_priority(browser: Browser, watched
     assert page.is_visible("#live-legend")
 
 
-def test_residents_that_pause_have_rows_beyond_the_batch_limit(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_batch_size": 2, "policy": "mlfq", "hash_model": {STEP_S: 0.02, ENDLESS: 1},
     }  # fmt: skip
     with serving(tmp_path, **options) as server:
-        page = opened(browser, server, "live")
+        opened(page, server, "live")
         assert page.inner_text("#what").endswith("up to 2 rows an iteration")
         wanted = [{"prompt": "x", "num_tokens": 100, "after_s": 0} for _ in range(6)]
         page.evaluate("wanted => watch.room.send(wanted)", wanted)
         page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
         assert page.evaluate("watch.tracks.limit") == 2
-        page.close()

@@ -25,6 +25,7 @@ from tests.deferred.jobs import (
     save,
     started,
     upload,
+    validating,
 )
 
 
@@ -125,9 +126,7 @@ def test_a_validation_that_fell_silent_is_begun_anew_by_another(store: JobStore)
 
 
 def test_a_failed_validation_says_why_and_runs_nothing(store: JobStore) -> None:
-    batch = create(store)
-    store.batches.claim_validation(WORKER, MODEL, NOW_S)
-    store.items.add(batch.id, WORKER, new_items(3))
+    batch = validating(store, 3)
     errors = [LineError("invalid_json_line", "not \0 JSON", 2), LineError("x", "y", param="body")]
     store.batches.fail(batch.id, WORKER, errors, NOW_S + 1)
     failed = store.batches.get(OWNER, batch.id)
@@ -159,9 +158,7 @@ def test_cancelling_ends_what_waits_and_lets_finish_what_runs(store: JobStore) -
 
 
 def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -> None:
-    batch = create(store)
-    store.batches.claim_validation(WORKER, MODEL, NOW_S)
-    store.items.add(batch.id, WORKER, new_items(3))
+    batch = validating(store, 3)
     store.batches.cancel(OWNER, batch.id, NOW_S)
     with pytest.raises(LeaseLostError):
         store.items.add(batch.id, WORKER, new_items(3, first=4))

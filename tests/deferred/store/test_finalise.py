@@ -12,7 +12,6 @@ from tests.deferred.jobs import (
     OWNER,
     WORKER,
     claim,
-    create,
     finalise,
     ids,
     lines_of,
@@ -22,6 +21,7 @@ from tests.deferred.jobs import (
     started,
     unrun,
     upload,
+    validating,
 )
 
 
@@ -115,9 +115,7 @@ def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) 
 
 
 def test_a_validation_that_is_given_up_leaves_nothing_and_can_begin_again(store: JobStore) -> None:
-    batch = create(store)
-    store.batches.claim_validation(WORKER, MODEL, NOW_S)
-    store.items.add(batch.id, WORKER, new_items(1100))
+    batch = validating(store, 1100)
     store.batches.give_up(batch.id, WORKER)
     assert rows_of(store, batch_items) == rows_of(store, item_bodies) == 0
     assert store.batches.get(OWNER, batch.id) == batch

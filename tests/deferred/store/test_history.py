@@ -6,7 +6,6 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,14 +108,12 @@ def instructions(store: JobStore, work: Callable[[JobStore], None]) -> int:
 
 @pytest.mark.parametrize("work", [idle_second, JobStore.progress], ids=["idle", "progress"])
 def test_ended_batches_cost_an_idle_server_nothing(
-    data_dir: Path, work: Callable[[JobStore], None]
+    sqlite_store: JobStore, work: Callable[[JobStore], None]
 ) -> None:
-    store = open_store(data_dir)
-    add_history(store, 10, NOW_S)
-    few = instructions(store, work)
-    add_history(store, 1000, NOW_S)
-    many = instructions(store, work)
-    store.close()
+    add_history(sqlite_store, 10, NOW_S)
+    few = instructions(sqlite_store, work)
+    add_history(sqlite_store, 1000, NOW_S)
+    many = instructions(sqlite_store, work)
     assert 0 < many < few + 100
 
 
@@ -176,11 +173,9 @@ def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ag
     assert again.id != batch.id
 
 
-def test_many_batches_are_removed_in_small_commits(data_dir: Path) -> None:
-    store = open_store(data_dir)
-    add_history(store, 2 * BATCHES_A_COMMIT + 1, NOW_S)
+def test_many_batches_are_removed_in_small_commits(sqlite_store: JobStore) -> None:
+    add_history(sqlite_store, 2 * BATCHES_A_COMMIT + 1, NOW_S)
     rests: list[None] = []
-    removed = store.sweep(NOW_S, NOW_S, lambda: rests.append(None))
+    removed = sqlite_store.sweep(NOW_S, NOW_S, lambda: rests.append(None))
     assert removed.batches == 2 * BATCHES_A_COMMIT + 1
     assert len(rests) >= 3
-    store.close()

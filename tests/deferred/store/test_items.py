@@ -12,22 +12,16 @@ from tests.deferred.jobs import (
     OWNER,
     WORKER,
     claim,
-    create,
     new_items,
     result,
     save,
     started,
+    validating,
 )
 
 
-def validating(store: JobStore) -> str:
-    batch = create(store)
-    assert store.batches.claim_validation(WORKER, MODEL, NOW_S) is not None
-    return batch.id
-
-
 def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobStore) -> None:
-    batch_id = validating(store)
+    batch_id = validating(store).id
     items = new_items(1100)
     items[2] = NewItem(3, "id-1", b"{}")  # in the same commit
     items[1099] = NewItem(1100, "id-2", b"{}")  # in a later one
@@ -42,7 +36,7 @@ def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobS
 
 @pytest.mark.parametrize("custom_id", ["", "a\0b", "é" * 5000, '"'])
 def test_any_string_is_a_custom_id(store: JobStore, custom_id: str) -> None:
-    batch_id = validating(store)
+    batch_id = validating(store).id
     items = [NewItem(1, custom_id, b"\x00\xff"), NewItem(2, custom_id + "x", b"")]
     assert store.items.add(batch_id, WORKER, items) == []
     assert store.items.add(batch_id, WORKER, [NewItem(3, custom_id, b"")]) == [

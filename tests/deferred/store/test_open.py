@@ -31,9 +31,8 @@ from tests.deferred.jobs import (
     new_items,
     save,
     started,
-    upload,
+    validating,
 )
-from tests.deferred.postgres import Postgres
 
 
 @contextmanager
@@ -209,58 +208,32 @@ def test_a_database_that_cannot_be_opened_is_unavailable(data_dir: Path) -> None
         open_store(f"postgresql://postgres@/jobs?host={data_dir}")
 
 
-def test_a_postgresql_that_is_gone_for_a_while_loses_nothing(postgres: Postgres) -> None:
-    store = open_store(postgres.new_database())
-    batch = started(store, 4)
-    items = claim(store, 2)
-    postgres.stop()
-    try:
-        for call in (
-            lambda: save(store, items),
-            lambda: claim(store, 1),
-            lambda: upload(store),
-            lambda: store.batches.get(OWNER, batch.id),
-            lambda: store.items.heartbeat(WORKER, [], NOW_S),
-            store.progress,
-            lambda: store.sweep(NOW_S, 0.0),
-        ):
-            with pytest.raises(StoreUnavailableError):
-                call()
-    finally:
-        postgres.start()
-    assert save(store, items) == 2
-    save(store, claim(store, 9))
-    assert len(lines_of(store, OWNER, finalise(store).output_file_id)) == 4
-    store.close()
-
-
-def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(data_dir: Path) -> None:
-    store = open_store(data_dir)
-    batch = started(store, 20)
-    validating = create(store)
-    store.batches.claim_validation(WORKER, validating.spec.model, NOW_S)
-    items = claim(store, 10)
+def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(
+    sqlite_store: JobStore, data_dir: Path
+) -> None:
+    batch = started(sqlite_store, 20)
+    unready = validating(sqlite_store)
+    items = claim(sqlite_store, 10)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     largest = max(path.stat().st_size for path in data_dir.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
     try:
         with pytest.raises(StoreUnavailableError):
-            store.files.create(OWNER, "batch", "x", [b"x" * 2**20] * 9, NOW_S)
+            sqlite_store.files.create(OWNER, "batch", "x", [b"x" * 2**20] * 9, NOW_S)
         with pytest.raises(StoreUnavailableError):
-            store.items.add(validating.id, WORKER, new_items(5000))
+            sqlite_store.items.add(unready.id, WORKER, new_items(5000))
         with pytest.raises(StoreUnavailableError):
-            store.items.save(WORKER, [Result(i.lease, True, b"x" * 2**20) for i in items])
-        assert store.batches.get(OWNER, batch.id) == batch
-        assert len(store.files.list(OWNER, NOW_S).data) == 2
-        assert store.batches.get(OWNER, validating.id) == validating
+            sqlite_store.items.save(WORKER, [Result(i.lease, True, b"x" * 2**20) for i in items])
+        assert sqlite_store.batches.get(OWNER, batch.id) == batch
+        assert len(sqlite_store.files.list(OWNER, NOW_S).data) == 2
+        assert sqlite_store.batches.get(OWNER, unready.id) == unready
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert save(store, items) == 10
-    save(store, claim(store, 20))
-    ended = finalise(store)
+    assert save(sqlite_store, items) == 10
+    save(sqlite_store, claim(sqlite_store, 20))
+    ended = finalise(sqlite_store)
     assert ended.counts == RequestCounts(20, completed=20)
-    assert len(lines_of(store, OWNER, ended.output_file_id)) == 20
-    store.close()
+    assert len(lines_of(sqlite_store, OWNER, ended.output_file_id)) == 20
 
 
 def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
@@ -281,23 +254,21 @@ def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
 
 
 def test_a_thread_that_waits_for_another_to_write_gives_up(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(data_dir)
     monkeypatch.setattr(database, "WAIT_S", 0.05)
     refused: list[str] = []
 
     def write() -> None:
         try:
-            create(store)
+            create(sqlite_store)
         except StoreUnavailableError as error:
             refused.append(str(error))
 
-    assert isinstance(store._database, Database)
-    with store._database.write(durable=False):
+    assert isinstance(sqlite_store._database, Database)
+    with sqlite_store._database.write(durable=False):
         thread = threading.Thread(target=write)
         thread.start()
         thread.join()
     assert "busy" in refused[0]
-    create(store)
-    store.close()
+    create(sqlite_store)

@@ -304,7 +304,22 @@ class Store(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-def drive(kind: str, request: pytest.FixtureRequest, examples: int) -> None:
+# In parts: an example sends PostgreSQL a thousand statements and waits for each, so a busy machine
+# takes ten times as long as an idle one, and 600 examples longer than any useful limit.
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("kind", "examples", "part"),
+    [
+        ("sqlite", 8, 0),
+        ("postgresql", 3, 0),
+        *(
+            pytest.param(kind, 100, part, marks=pytest.mark.long)
+            for kind in ("sqlite", "postgresql")
+            for part in range(6)
+        ),
+    ],
+)
+def test_every_line_is_recorded_once_whatever_happens(kind, examples, part, request) -> None:
     url = kind if kind == "sqlite" else request.getfixturevalue("postgresql_url")
     machine = type("StoreOn" + kind, (Store,), {"url": url})
     run_state_machine_as_test(
@@ -316,19 +331,3 @@ def drive(kind: str, request: pytest.FixtureRequest, examples: int) -> None:
             phases=[Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
         ),
     )
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 8), ("postgresql", 3)])
-def test_every_line_is_recorded_once_whatever_happens(kind, examples, request) -> None:
-    drive(kind, request, examples)
-
-
-# In parts: an example sends PostgreSQL a thousand statements and waits for each, so a busy machine
-# takes ten times as long as an idle one, and 600 examples longer than any useful limit.
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", range(6))
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_every_line_is_recorded_once_in_many_more_orders(kind, part, request) -> None:
-    drive(kind, request, 100)

@@ -272,31 +272,6 @@ def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: 
     assert "error" in alone.json()
 
 
-OF_TGI = {"error", "error_type"}
-OF_OPENAI = {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "keys"),
-    [
-        ("/tokenize", {"inputs": "x"}, OF_TGI),
-        ("/tokenize", {}, OF_TGI),
-        ("/tokenize", {"prompt": "x"}, OF_OPENAI),
-        ("/tokenize", {"messages": []}, OF_OPENAI),
-        ("/detokenize", {"tokens": [1]}, OF_OPENAI),
-        ("/chat_tokenize", {"messages": []}, OF_TGI),
-    ],
-)
-def test_an_error_about_tokens_has_the_shape_of_its_api(
-    shared: Pair, path: str, body: dict[str, Any], keys: set[str]
-) -> None:
-    answer = shared.router.post(path, json={**body, "model": "other"})
-    assert answer.status_code == 422
-    told = answer.json()
-    assert set(told if keys is OF_TGI else told["error"]) == keys
-    assert "available models: m" in str(told)
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -96,6 +96,19 @@ def test_a_request_goes_to_the_one_upstream_that_keeps_what_it_continues() -> No
     assert refused.refusal is Refusal.UNAVAILABLE
 
 
+def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
+    first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
+    waiting = dispatcher.arrive("m", 0.0)
+    other = dispatcher.arrive("m", 0.0)
+    dispatcher.release(first, Outcome.FAILURE, 1.0)
+    dispatcher.retry(first, 1.0)
+    dispatcher.release(waiting, Outcome.SUCCESS, 2.0)
+    assert at(other).url == "http://u0:1"
+    assert first.state is State.WAITING
+    assert second.state is State.PLACED
+
+
 def test_attempts_are_bounded() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
     request = dispatcher.arrive("m", 0.0)
@@ -186,6 +199,14 @@ def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
     assert upstream.ready
     upstream.probe_failed("no answer in 5 s", timed_out=True)
     assert not upstream.ready
+
+
+def test_probes_keep_the_latency_fresh_also_of_a_server_that_gets_no_requests() -> None:
+    upstream = next(iter(fleet_of(1)))
+    for _ in range(100):
+        upstream.probe_succeeded({}, 0.3)
+    assert upstream.latency_s == pytest.approx(0.3, rel=0.01)
+    assert not upstream.models
 
 
 def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:

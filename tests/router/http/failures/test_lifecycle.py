@@ -1,4 +1,4 @@
-"""Starting, changing and stopping a router; keys; what it tells of itself."""
+"""Starting, changing and stopping a router; its keys, its metrics and its log."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
