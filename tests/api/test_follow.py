@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import cast
 
 import pytest
@@ -23,20 +22,21 @@ from api.openai.generation import forced
 from api.service import Description, Service
 from batching import BatchingManager
 from engine.inference import Inference
-from generate.modes import MODES, make_ledger
-from records import IterationRecord, RequestRecord
+from generate import dynamic
+from generate.modes import make_ledger
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from serving.config import Config
 from telemetry.stats import Stats
 from telemetry.tracing import Tracing
-from tests.batching.virtual import Books
+from tests.batching.modes import MODES
+from tests.batching.virtual import Books, World
 from tests.support.hash_app import byte_tokenizer
 from tests.support.hash_model import HashModel
 from text.stops import Stops
 from text.tokenizer import Detokenizer
 
-LAY_OUT = MODES["dynamic"].lay_out
+LAY_OUT = dynamic.lay_out
 OUTPUT = "gen_ai.usage.output_tokens"
 
 
@@ -121,31 +121,16 @@ def test_the_log_and_the_trace_tell_what_the_client_received(
     assert told == [inference.record.generated] * 2
 
 
-def test_a_response_ends_for_its_reader_once_it_is_counted() -> None:
+def test_a_response_ends_for_its_reader_once_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a client could ask for statistics that lack the response it has."""
-    inference = Inference([1, 2], 3, Sampling(temperature=0.0), 0.0)
+    world, found = World(MODES[3]), list[bool]()
+    inference = world.submit([1, 2], 3)
 
     def has_ended() -> bool:
         follower = Follower(inference, byte_tokenizer(), 2)
         list(follower.new())
         return follower.ended
 
-    found: list[bool] = []
-
-    class Counting:
-        def iteration(self, record: IterationRecord) -> None: ...
-
-        def request(self, record: RequestRecord) -> None:
-            found.append(has_ended())
-
-        def busy(self, start_s: float, end_s: float) -> None: ...
-
-    manager = BatchingManager(Orca(), Counting(), max_batch_size=1, max_waiting=1)
-    model = HashModel()
-    manager.serve(model, make_ledger("dynamic", model))
-    manager.enqueue(inference)
-    manager.drain()
-    while not manager.drained:
-        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
-    assert found == [False]
-    assert has_ended()
+    monkeypatch.setattr(Books, "request", lambda *_: found.append(has_ended()))
+    world.run()
+    assert (found, has_ended()) == ([False], True)

@@ -138,12 +138,9 @@ def test_anything_is_answered_or_refused_with_a_sentence(
     ("fields", "said"),
     [
         ({"prompt": ""}, "'prompt' must be a string of at least one character"),
-        ({"num_tokens": True}, "'num_tokens' must be a whole number from 1"),
         ({"temperature": 1e-9}, "'temperature' must be 0 (greedy) or a number"),
-        ({"top_k": 0}, "from 1 to 2147483647"),
         ({"seed": 2**64}, "from -2**63 to 2**64 - 1"),
         ({"class": "urgent"}, "'immediate' or 'deferred'"),
-        ({"deadline_s": "60"}, "'deadline_s' must be seconds, above 0"),
         *(({name: 5}, f"unknown field {json.dumps(name)[:60]}") for name in ("", "\n", "x" * 500)),
         ({"max_tokens": 5}, "allowed: prompt, num_tokens"),
     ],
@@ -169,17 +166,6 @@ def test_a_class_a_deadline_and_the_models_name_change_no_token(client: FlaskCli
         answer = post(client, {**GOOD, "seed": 1, **fields}).get_json()
         assert answer["generated"] == plain
     refused(post(client, {**GOOD, "model": "other"}), NATIVE, 404)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["<|endoftext|>", "a\x00b", "\U0001f600", "\ud800", "\udc00\ud800", "e\u0301\u202e\u200d"],
-)
-def test_a_prompt_may_hold_any_unicode(client: FlaskClient, prompt: str) -> None:
-    answer: Any = post(client, {"prompt": prompt, "num_tokens": 4, "seed": 1}).get_json()
-    prompt = prompt.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert answer["completion"] == prompt + answer["generated"]
-    assert answer["prompt_tokens"] == len(byte_tokenizer().encode(prompt))
 
 
 @given(

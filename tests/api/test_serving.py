@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from scheduling.registry import POLICIES
+from generate.modes import ModeName
 from serving.config import MODES, Config
 from tests.api.conftest import serving
 from tests.api.test_together import held_at
@@ -37,14 +37,10 @@ def stats_of(client: FlaskClient) -> Json:
     return stats
 
 
-@pytest.mark.parametrize(
-    "options",
-    [*({"mode": mode} for mode in MODES),
-     *({"mode": "dynamic", "policy": name, "admission": "optimistic"} for name in POLICIES)],
-)  # fmt: skip
-def test_each_request_gets_the_tokens_it_would_get_alone(options: Any) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_each_request_gets_the_tokens_it_would_get_alone(mode: ModeName) -> None:
     wanted = [("a" * n, 3 * n, n) for n in range(1, 13)]
-    config = Config(**options, max_batch_size=5, max_wait_ms=5)
+    config = Config(mode, max_batch_size=5, max_wait_ms=5)
     with serving(config) as client, ThreadPoolExecutor(len(wanted)) as pool:
         clients = [client.application.test_client() for _ in wanted]
         answers = [

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
-from requested import Constraint
-from runtime.grammar import grammars
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.support.dialects import OPENAI, TGI, Json, ask, events, refused
 from tests.support.openai_calls import CHAT, both, complete
-from tests.support.process import eventually
 
 POINT = {
     "type": "object",
@@ -83,40 +78,6 @@ def test_a_constraint_is_kept_on_openais_api(
     assert re.fullmatch(pattern, content(chat(embedded, **fields)))
     completion = embedded.post("/v1/completions", json={"prompt": "x", "max_tokens": 60, **fields})
     assert re.fullmatch(pattern, completion.get_json()["choices"][0]["text"])
-
-
-def test_each_constraint_is_compiled_once_until_its_request_ends(
-    embedded: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of, builds = embedded.application.extensions["engine"].grammars, list[Constraint]()
-    build, compiled, accepted = of._build, of.compiled, threading.Event()
-    patterns = [f"once {number}[a-f]{{9}}" for number in range(24)]
-
-    def counting(constraint: Constraint) -> Any:
-        builds.append(constraint)
-        return build(constraint)
-
-    def received() -> int:
-        count: int = embedded.get("/stats").get_json()["counts"]["received"]
-        return count
-
-    def late(constraint: Constraint) -> Any:
-        assert accepted.wait(60)
-        return compiled(constraint)
-
-    monkeypatch.setattr(of, "_build", counting)
-    monkeypatch.setattr(of, "compiled", late)
-    before = received()
-    with ThreadPoolExecutor(len(patterns)) as threads:  # three times the rows of a batch
-        answers = threads.map(lambda pattern: chat(embedded, guided_regex=pattern), patterns)
-        eventually(lambda: received() == before + len(patterns), "all accepted")
-        monkeypatch.setattr(grammars, "KEPT", 1)
-        of.compile(Constraint("regex", "another"))
-        accepted.set()
-        assert all(map(re.fullmatch, patterns, map(content, answers)))
-    assert sorted(one.text for one in builds) == sorted([*patterns, "another"])
-    chat(embedded, guided_regex="no more")
-    assert len(of._kept) == 1
 
 
 @pytest.mark.parametrize(

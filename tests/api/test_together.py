@@ -20,7 +20,8 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from records import End
-from requested import Sampling
+from requested import Constraint, Sampling
+from runtime.grammar import grammars
 from serving.config import Config
 from tests.api import conftest
 from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, Json, ask, events, refused
@@ -161,6 +162,24 @@ def test_where_there_is_no_room_a_request_is_told_to_come_back(
         if path.startswith("/v1"):
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert path != TGI or answer.get_json()["error_type"] == "overloaded"
+
+
+def test_an_accepted_request_keeps_its_compiled_constraint_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "KEPT", 1)
+    model, go = held_at(1)
+    with serving(model) as (client, manager), ThreadPoolExecutor(1) as pool:
+        of = client.application.extensions["engine"].grammars
+        asked = pool.submit(ask, client, OPENAI[0], guided_regex="its own")
+        eventually(lambda: manager.counts["running"] == 1, "it runs")
+        of.compile(Constraint("regex", "another"))
+        assert {one.text for one in of._kept} == {"its own", "another"}
+        go.set()
+        assert asked.result().status_code == 200
+        eventually(lambda: not manager.counts["running"], "its end")
+        of.compile(Constraint("regex", "a third"))
+        assert {one.text for one in of._kept} == {"a third"}
 
 
 def test_a_failed_response_cancels_its_other_generations() -> None:

@@ -36,6 +36,14 @@ def body_schema(document: Json, path: str) -> Json:
     return schema
 
 
+def fields_of(document: Json, path: str) -> Json:
+    """Their schemas; TGI's are nested."""
+    schemas = document["components"]["schemas"]
+    form = "Parameters" if path == TGI else body_schema(document, path)["$ref"].rpartition("/")[2]
+    fields: Json = schemas[form]["properties"]
+    return fields
+
+
 def validator(document: Json, schema: Json) -> Draft202012Validator:
     return Draft202012Validator({**schema, "components": document["components"]})
 
@@ -77,10 +85,7 @@ def test_a_request_that_is_accepted_fits_it(
 def test_a_value_that_it_excludes_is_refused_by_the_name_of_its_field(
     client: FlaskClient, document: Json, path: str
 ) -> None:
-    schemas = document["components"]["schemas"]
-    form = schemas[body_schema(document, path)["$ref"].rpartition("/")[2]]
-    fields = schemas["Parameters"]["properties"] if path == TGI else form["properties"]
-    excluded = 0
+    fields, excluded = fields_of(document, path), 0
     for name, schema in fields.items():
         allowed = validator(document, schema)
         for value in POOL:
@@ -90,6 +95,20 @@ def test_a_value_that_it_excludes_is_refused_by_the_name_of_its_field(
                 message = refused(client.post(path, json={**GOOD[path], **wrong}), path)
                 assert f"'{name}'" in message or f"`{name}`" in message
     assert excluded > 5 * len(fields)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_null_is_the_same_as_left_out_where_it_allows_that(
+    client: FlaskClient, document: Json, path: str
+) -> None:
+    nulls = {
+        name: None
+        for name, schema in fields_of(document, path).items()
+        if validator(document, schema).is_valid(None)
+    }
+    assert len(nulls) > 5
+    nested = {"parameters": {**nulls, "max_new_tokens": 1}} if path == TGI else {}
+    assert client.post(path, json={**nulls, **GOOD[path], **nested}).status_code == 200
 
 
 STREAMS: dict[str, Json] = {

@@ -170,21 +170,6 @@ def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), 0)
 
 
-def test_a_prompt_is_scored_as_the_evaluation_harness_requests_it(client: FlaskClient) -> None:
-    """It drops the last logprob, of the one token that it must let be generated, and reads those
-    before as the prompt's; an end token counts as any other."""
-    prompt = next(
-        [i, j] for i in range(97, 123) for j in range(256) if reference([i, j], 1, None) == [END_ID]
-    )
-    fields: Json = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
-    (choice,) = complete(client, prompt=[prompt], **fields)["choices"]
-    _, *scores, generated_ = choice["logprobs"]["token_logprobs"]
-    assert scores == [reference_logprob(prompt[:1], prompt[1])]
-    assert generated_ == reference_logprob(prompt, END_ID)
-    assert choice["logprobs"]["tokens"][-1] == "<|endoftext|>"
-    assert choice["finish_reason"] == "stop"
-
-
 def test_a_completion_has_16_tokens_and_a_chat_the_rest_of_the_context(
     client: FlaskClient,
 ) -> None:

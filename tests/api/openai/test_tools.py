@@ -147,13 +147,7 @@ def test_calls_stay_possible_beside_a_response_format(says: Says) -> None:
     asked: Json = {"tools": TOOLS, "response_format": wanted}
     assert called_by(says(CALL), **asked)[1] == [("weather", PARIS)]
     assert called_by(says("{}"), **asked)[0] == "{}"
-    others: list[Json] = [
-        {"response_format": {"type": "regex", "value": "a/"}},
-        {"guided_choice": ["a/", "b"]},
-        {"structured_outputs": {"grammar": 'start: "a" "/"'}},
-    ]
-    for other in others:
-        assert called_by(says("a/"), tools=TOOLS, **other)[0] == "a/"
+    assert called_by(says("a/"), tools=TOOLS, guided_choice=["a/", "b"])[0] == "a/"
 
 
 @pytest.mark.parametrize("choice", [None, {"name": "weather"}])
@@ -219,20 +213,6 @@ def with_template(folder: Path, template: str) -> Config:
     (folder / "chat_template.jinja").write_text(template)
     data = str(folder / "data")
     return Config("dynamic", data_dir=data, model=str(folder), served_model_name="embedded")
-
-
-def test_the_models_own_template_gets_the_tools(tmp_path: Path) -> None:
-    model = ScriptedModel('[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]')
-    template = (
-        "[TOOL_CALLS]{% for t in tools %}{{ t.function.name }}({{ t.function.description }})"
-        "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
-    with serving(with_template(tmp_path, template), lambda config: model) as client:
-        told = chat(client, tools=TOOLS)
-        assert told["usage"]["prompt_tokens"] == len("[TOOL_CALLS]weather(Of a city.)add()x")
-        (call,) = told["choices"][0]["message"]["tool_calls"]
-        assert call["function"] == {"name": "weather", "arguments": PARIS}
-        assert len(call["id"]) == 9
 
 
 def test_the_older_shapes_of_tgi_are_accepted(says: Says) -> None:

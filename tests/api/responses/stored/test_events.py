@@ -33,21 +33,6 @@ def opened(logs: EventLogs, response_id: str) -> Following:
     return following
 
 
-def test_a_stream_gets_what_is_added_and_ends_with_the_last() -> None:
-    logs = EventLogs()
-    following = opened(logs, "a")
-    assert present(following) == []
-    logs.add("a", event(0))
-    assert following.updated.is_set()
-    logs.add("a", event(1))
-    assert present(following) == [encoded(event(0)), encoded(event(1))]
-    logs.add("a", event(2), last=True)
-    assert list(following.read()) == [encoded(event(2))]
-    later = logs.follow("a", 1)
-    assert later is not None
-    assert list(later.read()) == [encoded(event(1)), encoded(event(2))]
-
-
 def test_a_second_stream_ends_the_first() -> None:
     logs = EventLogs()
     first = opened(logs, "a")
