@@ -21,12 +21,13 @@ from text.tokenizer import Tokenizer
 
 Says = Callable[[str], FlaskClient]
 MOST_DRAFTS = 4
+MOST_BODY_BYTES = 65536
 EMBEDDED_LEN = 256  # less than the model's own context
 
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[FlaskClient]:
-    with serving(Config(mode="dynamic", max_body_bytes=65536)) as client:
+    with serving(Config(mode="dynamic", max_body_bytes=MOST_BODY_BYTES)) as client:
         yield client
 
 
@@ -42,7 +43,9 @@ def embedded() -> Iterator[FlaskClient]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     """With a Batch API of its own."""
     folder = tmp_path_factory.mktemp("store")
-    config = Config(mode="dynamic", max_body_bytes=65536, data_dir=str(folder), api_key="one,two")
+    config = Config(
+        mode="dynamic", max_body_bytes=MOST_BODY_BYTES, data_dir=str(folder), api_key="one,two"
+    )
     with serving(config) as client:
         yield client
 

@@ -3,6 +3,7 @@ cheap to check."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from model_server.wire import model_pb2 as wire
 from requested import Sampling
 from seams import Opening
 from serving.config import Config
+from tests.support.dialects import NATIVE, OPENAI, TGI, body
 
 MANY = 20_000
 MOST_ERRORS = 64
@@ -94,26 +96,17 @@ def test_short_messages_and_parts_are_counted_before_they_are_read() -> None:
 
 # --- numbers ------------------------------------------------------------------------------------
 
-Body = tuple[dict[str, Any], type[BaseModel]]
+FORMS: dict[str, type[BaseModel]] = {
+    NATIVE: InferenceRequest,
+    OPENAI[0]: CompletionRequest,
+    OPENAI[1]: ChatRequest,
+    TGI: GenerateRequest,
+}
+ALL = tuple(FORMS)
 
 
-def native(fields: dict[str, Any]) -> Body:
-    return {"prompt": "x", "num_tokens": 1, **fields}, InferenceRequest
-
-
-def completion(fields: dict[str, Any]) -> Body:
-    return {"prompt": "x", **fields}, CompletionRequest
-
-
-def chat(fields: dict[str, Any]) -> Body:
-    return {"messages": [USER], **fields}, ChatRequest
-
-
-def tgi(fields: dict[str, Any]) -> Body:
-    return {"inputs": "x", "parameters": fields}, GenerateRequest
-
-
-ALL, OPENAI = (native, completion, chat, tgi), (completion, chat)
+def refused(path: str, **fields: Any) -> bool:
+    return refusal(body(path, **fields), FORMS[path]) is not None
 
 
 @pytest.mark.parametrize(
@@ -123,21 +116,19 @@ ALL, OPENAI = (native, completion, chat, tgi), (completion, chat)
         ("top_k", ALL, [1, 2**31 - 1], [-2, 2**31, 2**32]),
         ("temperature", ALL, [1e-6, 1e6], [-1.0, 9e-7, 1.1e6]),
         ("top_p", ALL, [1e-300, 0.99], [-1e-300, 1.1]),
-        ("repetition_penalty", (*OPENAI, tgi), [1e-6, 1e6], [1e-46, 9e-7, 1.1e6]),
-        ("frequency_penalty", (*OPENAI, tgi), [-2, 2.0], [-2.1, 2.1]),
-        ("num_tokens", (native,), [1, 2**31 - 1], [0, 2**31]),
+        ("repetition_penalty", (*OPENAI, TGI), [1e-6, 1e6], [1e-46, 9e-7, 1.1e6]),
+        ("frequency_penalty", (*OPENAI, TGI), [-2, 2.0], [-2.1, 2.1]),
+        ("num_tokens", [NATIVE], [1, 2**31 - 1], [0, 2**31]),
         ("max_tokens", OPENAI, [1, 2**31 - 1], [-1, 2**31]),
-        ("max_new_tokens", (tgi,), [1, 2**31 - 1], [0, 2**31]),
+        ("max_new_tokens", [TGI], [1, 2**31 - 1], [0, 2**31]),
     ],
 )
 def test_a_number_has_the_same_limits_on_every_api(
-    name: str, apis: tuple[Any, ...], fit: list[float], do_not_fit: list[float]
+    name: str, apis: Sequence[str], fit: list[float], do_not_fit: list[float]
 ) -> None:
-    for api in apis:
-        for value in fit:
-            assert refusal(*api({name: value})) is None, (api, value)
-        for value in do_not_fit:
-            assert refusal(*api({name: value})) is not None, (api, value)
+    for path in apis:
+        for value in (*fit, *do_not_fit):
+            assert refused(path, **{name: value}) == (value in do_not_fit), (path, value)
 
 
 ENDS = [
@@ -159,11 +150,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
-    data, schema = api(fields)
-    if api is tgi:
+def sampling(path: str, **fields: Any) -> Sampling:
+    data = body(path, **fields)
+    if path == TGI:
         return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"), None)
-    wanted = of_schema(data, schema)
+    wanted = of_schema(data, FORMS[path])
     if isinstance(wanted, InferenceRequest):
         return wanted.sampling(SamplingDefaults())
     assert isinstance(wanted, CompletionRequest | ChatRequest)
@@ -178,29 +169,29 @@ def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
         (ALL, "top_k", 3, 3),
         (OPENAI, "top_k", -1, None),
         (OPENAI, "min_p", 0.25, 0.25),
-        ([tgi], "typical_p", 0.5, 0.5),
-        ((*OPENAI, tgi), "repetition_penalty", 1.5, 1.5),
-        ((*OPENAI, tgi), "frequency_penalty", 0.5, 0.5),
+        ([TGI], "typical_p", 0.5, 0.5),
+        ((*OPENAI, TGI), "repetition_penalty", 1.5, 1.5),
+        ((*OPENAI, TGI), "frequency_penalty", 0.5, 0.5),
         (OPENAI, "presence_penalty", 0.5, 0.5),
         (OPENAI, "logit_bias", {"5": -100, "7": 1.5}, ((5, -100.0), (7, 1.5))),
         (OPENAI, "min_tokens", 3, 3),
     ],
 )
 def test_each_api_asks_for_what_its_fields_say(
-    apis: Any, name: str, value: Any, asked: object
+    apis: Sequence[str], name: str, value: Any, asked: object
 ) -> None:
-    for api in apis:
-        found = sampling(api, {name: value, "max_tokens": 9} if api in OPENAI else {name: value})
-        assert getattr(found, name) == asked, api
+    for path in apis:
+        found = sampling(path, tokens=9, **{name: value})
+        assert getattr(found, name) == asked, path
         assert found.end_ids == ((2,) if name == "min_tokens" else ())
 
 
-@given(api=st.sampled_from(ALL), fields=st.fixed_dictionaries({}, optional=FIELDS))
+@given(path=st.sampled_from(ALL), fields=st.fixed_dictionaries({}, optional=FIELDS))
 def test_numbers_that_are_accepted_cross_the_wire_and_are_no_other_in_float32(
-    api: Any, fields: dict[str, Any]
+    path: str, fields: dict[str, Any]
 ) -> None:
-    accepted = {name: v for name, v in fields.items() if refusal(*api({name: v})) is None}
-    asked = sampling(api, accepted)
+    accepted = {name: v for name, v in fields.items() if not refused(path, **{name: v})}
+    asked = sampling(path, **accepted)
     sent = messages.opening(Opening(0, [1], 1, asked)).SerializeToString()
     arrived = messages.read_opening(wire.Opening.FromString(sent)).sampling
     assert arrived == replace(asked, seed=asked.seed % 2**64)

@@ -91,6 +91,15 @@ def counted(usage: Json) -> Json:
     return {key: count for key, count in usage.items() if not key.endswith("details")}
 
 
+def alike(body: Json) -> Json:
+    """What is the same whenever a request is made, responses of /v1/responses included."""
+    own = {"id", "created", "created_at", "completed_at", "system_fingerprint"}
+    told = {key: value for key, value in body.items() if key not in own}
+    if "output" in body:
+        told["output"] = [{**item, "id": "", "call_id": ""} for item in body["output"]]
+    return {**told, "usage": counted(body["usage"])}
+
+
 def calls_of(message: Json) -> Calls:
     """Also checks their ids."""
     calls = message.get("tool_calls") or []

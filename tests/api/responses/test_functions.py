@@ -6,8 +6,8 @@ import pytest
 
 from tests.api.conftest import Says
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
-from tests.api.responses.test_responses import Json, ask, both, events, respond, without_names
-from tests.support.openai_calls import is_error
+from tests.api.responses.test_responses import Json, ask, both, events, respond
+from tests.support.openai_calls import alike, is_error
 
 TOOLS: list[Json] = [
     {"type": "function", **WEATHER["function"]},
@@ -63,7 +63,7 @@ def test_the_result_of_a_call_continues_the_conversation(says: Says) -> None:
     sent = respond(client, input=kept, **fields)
     assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
     own = {"previous_response_id": None}
-    assert without_names({**stored, **own}) == without_names(sent)
+    assert alike({**stored, **own}) == alike(sent)
     answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
     assert "call_none" in is_error(answer, 400, "input")
 

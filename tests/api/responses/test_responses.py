@@ -19,7 +19,7 @@ from serving.config import Config
 from tests.api.conftest import serving
 from tests.support.hash_app import END_ID
 from tests.support.hashed import reference
-from tests.support.openai_calls import CONTEXT, chat, is_error
+from tests.support.openai_calls import CONTEXT, alike, chat, is_error
 
 Json = dict[str, Any]
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
@@ -67,19 +67,11 @@ def text_of(response: Json) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-def without_names(response: Json) -> Json:
-    """Without what differs between two responses to the same request."""
-    own = {"id", "created_at", "completed_at", "usage"}
-    told = {key: value for key, value in response.items() if key not in own}
-    told["output"] = [{**item, "id": "", "call_id": ""} for item in told["output"]]
-    return told
-
-
 def both(client: FlaskClient, **fields: Any) -> Json:
     """A response, which its stream is, too, item by item."""
     whole, parts = respond(client, **fields), events(client, **fields)
     last = parts[-1]["response"]
-    assert without_names(last) == without_names(whole)
+    assert alike(last) == alike(whole)
     for index, item in enumerate(last["output"]):
         added, *own, done = [event for event in parts if event.get("output_index") == index]
         part = "arguments" if item["type"] == "function_call" else "content"

@@ -3,7 +3,6 @@ and back, in vLLM's shape, too, and the path that takes any dialect."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from werkzeug.test import TestResponse
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.support.dialects import Json
+from tests.support.dialects import events as events_of
 from tests.support.hash_app import END_ID, byte_tokenizer, spelled
 from tests.support.hash_app import generated as tokens_of
 from tests.support.hashed import reference, reference_logprob
@@ -28,18 +28,11 @@ def ask(client: FlaskClient, path: str, inputs: object, **parameters: Any) -> Te
     return client.post(path, json={"inputs": inputs, "parameters": parameters})
 
 
-def generated(client: FlaskClient, inputs: str, **parameters: Any) -> dict[str, Any]:
-    answer = ask(client, "/generate", inputs, **parameters)
+def generated(client: FlaskClient, inputs: str, **parameters: Any) -> Json:
+    answer = ask(client, TGI, inputs, **parameters)
     assert answer.status_code == 200, answer.get_json()
-    told: dict[str, Any] = answer.get_json()
+    told: Json = answer.get_json()
     return told
-
-
-def streamed(client: FlaskClient, inputs: str, **parameters: Any) -> list[dict[str, Any]]:
-    answer = ask(client, "/generate_stream", inputs, **parameters)
-    assert answer.status_code == 200, answer.get_json()
-    lines = answer.get_data(as_text=True).split("\n\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
 
 
 def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
@@ -257,7 +250,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(
     parameters |= {"details": True, "top_n_tokens": 2}
     whole = generated(client, inputs, **parameters)
     details = whole["details"]
-    events = streamed(client, inputs, **parameters)
+    events = events_of(ask(client, STREAM, inputs, **parameters))
     assert [event["token"] for event in events] == details["tokens"]
     assert [event["top_tokens"] for event in events] == details["top_tokens"]
     assert [event["index"] for event in events] == list(range(1, len(events) + 1))
