@@ -19,6 +19,7 @@ from tests.support.hash_app import byte_tokenizer, load
 from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
+TWO = {"Authorization": "Bearer two"}
 Says = Callable[[str], FlaskClient]
 MOST_DRAFTS = 4
 MOST_BODY_BYTES = 65536
@@ -41,7 +42,7 @@ def embedded() -> Iterator[FlaskClient]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    """With a Batch API of its own."""
+    """With a Batch API of its own, and two keys."""
     folder = tmp_path_factory.mktemp("store")
     config = Config(
         mode="dynamic", max_body_bytes=MOST_BODY_BYTES, data_dir=str(folder), api_key="one,two"
@@ -85,11 +86,18 @@ def serving(
     return running(create_app(config, load, tokenizer or byte_tokenizer()))
 
 
+def client_of(app: Flask) -> FlaskClient:
+    """With the first of two keys, where a server has some."""
+    client = app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = "Bearer one"
+    return client
+
+
 @contextlib.contextmanager
 def running(app: Flask) -> Iterator[FlaskClient]:
     engine = app.extensions["engine"]
     engine.start()
-    client = app.test_client()
+    client = client_of(app)
     while client.get("/health").status_code != 200:
         time.sleep(0.002)  # requests without a pause would keep the loading thread from the lock
     yield client

@@ -18,8 +18,8 @@ from werkzeug.test import TestResponse
 from generate.modes import ModeName
 from seams import Outcome
 from serving.config import MODES, Config
-from tests.api.conftest import serving
-from tests.api.jobs.test_files import ONE, TWO, error_of, got, upload
+from tests.api.conftest import TWO, client_of, serving
+from tests.api.jobs.test_files import error_of, got, upload
 from tests.support.dialects import PATHS
 from tests.support.hash_model import HashModel
 from tests.support.openai_calls import alike
@@ -45,7 +45,7 @@ def jsonl(*lines: Json | str) -> bytes:
 
 def create(client: FlaskClient, file_id: str, **fields: Any) -> TestResponse:
     asked = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
-    headers = {**ONE, **fields.pop("headers", {})}
+    headers = fields.pop("headers", {})
     return client.post("/v1/batches", json={**asked, **fields}, headers=headers)
 
 
@@ -72,7 +72,7 @@ def answers(client: FlaskClient, file_id: str | None) -> dict[str, Json]:
     """By custom_id."""
     if file_id is None:
         return {}
-    told = client.get(f"/v1/files/{file_id}/content", headers=ONE).data
+    told = client.get(f"/v1/files/{file_id}/content").data
     return {one["custom_id"]: one for one in map(json.loads, told.splitlines())}
 
 
@@ -100,7 +100,7 @@ def test_a_line_is_answered_as_its_endpoint_would(
     store: FlaskClient, url: str, bodies: list[Json]
 ) -> None:
     """Where it does not say that a response is kept, it is not."""
-    earlier = store.post(RESPONSES, json={"input": "x"}, headers=ONE).get_json()["id"]
+    earlier = store.post(RESPONSES, json={"input": "x"}).get_json()["id"]
     bodies = [{"seed": 7, "ignore_eos": True, **body} for body in bodies]
     for body in bodies:
         body.update({"previous_response_id": earlier} if "previous_response_id" in body else {})
@@ -117,12 +117,12 @@ def test_a_line_is_answered_as_its_endpoint_would(
         assert one["response"]["status_code"] == 200
         written = one["response"]["body"]
         asked = {"store": False, **body} if url == RESPONSES else body
-        direct = store.post(url, json=asked, headers=ONE).get_json()
+        direct = store.post(url, json=asked).get_json()
         assert alike(written) == alike(direct)
         tokens += direct["usage"].get("completion_tokens") or direct["usage"]["output_tokens"]
         if url == RESPONSES:
             Response.model_validate(written, strict=True)
-            found = store.get(f"{RESPONSES}/{written['id']}", headers=ONE)
+            found = store.get(f"{RESPONSES}/{written['id']}")
             assert found.status_code == (200 if body.get("store") else 404)
     assert batch["usage"]["output_tokens"] == tokens
     assert len({one["id"] for one in told.values()}) == total
@@ -159,8 +159,8 @@ def test_every_mode_completes_a_job_alongside_immediate_requests(
     bodies = [{"prompt": f"line {n}", "max_tokens": 6, "seed": n} for n in range(20)]
     with answering(tmp_path, HashModel(), mode) as client, ThreadPoolExecutor(1) as pool:
         lines = [line(n, body=body) for n, body in enumerate(bodies)]
-        job = pool.submit(run, client.application.test_client(), *lines)
-        direct = [client.post(COMPLETIONS, json=body, headers=ONE).get_json() for body in bodies]
+        job = pool.submit(run, client_of(client.application), *lines)
+        direct = [client.post(COMPLETIONS, json=body).get_json() for body in bodies]
         batch = job.result()
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
         told = answers(client, batch["output_file_id"])
@@ -200,7 +200,7 @@ def test_a_body_that_its_endpoint_refuses_is_the_error_of_its_line(
     assert batch["output_file_id"] is None
     told = answers(store, batch["error_file_id"])
     for number, body in enumerate(bodies):
-        direct = store.post(url, json=body, headers=ONE)
+        direct = store.post(url, json=body)
         one = told[f"id {number}"]
         assert one["error"] is None
         assert one["response"]["status_code"] == direct.status_code in (400, 404)
@@ -281,7 +281,7 @@ def test_the_files_and_batches_of_a_key_are_limited(tmp_path: Path) -> None:
             assert error["code"] == "storage_quota_exceeded"
             assert "--max-stored-bytes" in error["message"]
         assert store.get("/v1/files", headers=TWO).status_code == 200
-        assert store.delete(f"/v1/files/{file}", headers=ONE).status_code == 200
+        assert store.delete(f"/v1/files/{file}").status_code == 200
         assert upload(store, content).status_code == 200
 
 
@@ -321,16 +321,16 @@ def test_batches_are_listed_newest_first_for_their_own_key_only(store: FlaskClie
     assert ([batch["id"] for batch in page["data"]], page["has_more"]) == (ids[1:], True)
     following = got(store, f"/v1/batches?limit=1&after={page['last_id']}")
     assert [batch["id"] for batch in following["data"]] == ids[:1]
-    assert got(store, "/v1/batches", TWO)["data"] == []
+    assert store.get("/v1/batches", headers=TWO).get_json()["data"] == []
     for answer in (
         *(store.get(f"/v1/batches{of}", headers=TWO) for of in (f"/{ids[0]}", f"?after={ids[0]}")),
         store.post(f"/v1/batches/{ids[0]}/cancel", headers=TWO),
-        store.get("/v1/batches/batch_none", headers=ONE),
+        store.get("/v1/batches/batch_none"),
         create(store, "file-none"),
     ):
         error_of(answer, 404)
-    error_of(store.get("/v1/batches?limit=101", headers=ONE))
-    ended = store.post(f"/v1/batches/{ids[0]}/cancel", headers=ONE)
+    error_of(store.get("/v1/batches?limit=101"))
+    ended = store.post(f"/v1/batches/{ids[0]}/cancel")
     assert "completed" in error_of(ended)["message"]
 
 
@@ -346,7 +346,7 @@ def test_stats_and_metrics_show_the_jobs(store: FlaskClient) -> None:
     jobs = shown()
     assert jobs["store"] == "open"
     assert jobs["items"]["completed"] >= 1
-    text = store.get("/metrics", headers=ONE).text
+    text = store.get("/metrics").text
     assert "eb_job_store_up 1.0" in text
     assert 'eb_batches{status="completed"}' in text
     assert 'eb_batch_lines{state="pending"}' in text

@@ -13,11 +13,9 @@ from werkzeug.test import TestResponse
 from api.jobs import uploads
 from deferred.lines import MOST_FILE_BYTES
 from serving.config import Config
-from tests.api.conftest import serving
+from tests.api.conftest import TWO, serving
 from tests.support.dialects import NATIVE, RESPONSES, ask, refused
 
-ONE = {"Authorization": "Bearer one"}
-TWO = {"Authorization": "Bearer two"}
 FORM = "multipart/form-data; boundary=edge"
 END = b"--edge--\r\n"
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
@@ -33,7 +31,7 @@ PURPOSE = part("purpose", b"batch")
 
 
 def raw(client: FlaskClient, body: bytes, kind: str = FORM) -> TestResponse:
-    return client.post("/v1/files", data=body, content_type=kind, headers=ONE)
+    return client.post("/v1/files", data=body, content_type=kind)
 
 
 def upload(client: FlaskClient, content: bytes = b"{}", **fields: str | None) -> TestResponse:
@@ -48,8 +46,8 @@ def error_of(answer: TestResponse, status: int = 400) -> dict[str, Any]:
     return error
 
 
-def got(client: FlaskClient, path: str, key: dict[str, str] = ONE) -> Any:
-    return client.get(path, headers=key).get_json()
+def got(client: FlaskClient, path: str) -> Any:
+    return client.get(path).get_json()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,7 @@ def test_an_uploaded_file_is_returned_unchanged(store: FlaskClient, content: byt
     told = [file[name] for name in ("object", "bytes", "filename", "purpose", "status")]
     assert told == ["file", len(content), "lines.jsonl", "batch", "processed"]
     assert got(store, f"/v1/files/{file['id']}") == file
-    read = store.get(f"/v1/files/{file['id']}/content", headers=ONE)
+    read = store.get(f"/v1/files/{file['id']}/content")
     assert (read.data, read.content_length) == (content, len(content))
 
 
@@ -122,7 +120,7 @@ def test_other_content_types_and_files_that_are_too_large_are_refused_unread(
     assert raw(store, b"{}", "application/json").status_code == 415
     assert raw(store, b"{}", "multipart/form-data").status_code == 415
     length = {"CONTENT_LENGTH": str(MOST_FILE_BYTES + 2**20)}
-    answer = store.post("/v1/files", content_type=FORM, headers=ONE, environ_overrides=length)
+    answer = store.post("/v1/files", content_type=FORM, environ_overrides=length)
     assert error_of(answer, 413)["code"] == "file_too_large"
 
 
@@ -138,23 +136,23 @@ def test_files_are_listed_in_pages_of_both_orders(store: FlaskClient) -> None:
     of_outputs = got(store, "/v1/files?purpose=batch_output")
     assert (of_outputs["data"], of_outputs["first_id"]) == ([], None)
     for query in ("limit=0", "limit=10001", "limit=x", "limit=1e3", "order=up"):
-        answer = store.get(f"/v1/files?{query}", headers=ONE)
+        answer = store.get(f"/v1/files?{query}")
         assert error_of(answer)["param"] == query.split("=")[0]
 
 
 def test_a_file_is_for_its_own_key_only_until_it_is_deleted(store: FlaskClient) -> None:
     id = upload(store).get_json()["id"]
     paths = (f"/v1/files/{id}", f"/v1/files/{id}/content", f"/v1/files?after={id}")
-    assert store.get(paths[0]).status_code == 401
+    assert store.application.test_client().get(paths[0]).status_code == 401
     for path in paths:
         error_of(store.get(path, headers=TWO), 404)
     error_of(store.delete(paths[0], headers=TWO), 404)
-    assert got(store, "/v1/files", TWO)["data"] == []
-    deleted = store.delete(paths[0], headers=ONE).get_json()
+    assert store.get("/v1/files", headers=TWO).get_json()["data"] == []
+    deleted = store.delete(paths[0]).get_json()
     assert deleted == {"id": id, "object": "file", "deleted": True}
     for path in paths:
-        assert error_of(store.get(path, headers=ONE), 404)["type"] == "invalid_request_error"
-    error_of(store.delete(paths[0], headers=ONE), 404)
+        assert error_of(store.get(path), 404)["type"] == "invalid_request_error"
+    error_of(store.delete(paths[0]), 404)
 
 
 # --- the store ------------------------------------------------------------------------------

@@ -53,32 +53,39 @@ def called_by(client: FlaskClient, **fields: Any) -> tuple[str | None, Calls, st
     return message["content"], calls_of(message), choice["finish_reason"]
 
 
+def tokens_of(client: FlaskClient, **fields: Any) -> int:
+    return int(chat(client, **fields)["usage"]["prompt_tokens"])
+
+
 # --- what a model calls ---------------------------------------------------------------------
 
-ANSWERS: list[tuple[str, str | None, Calls, str]] = [
-    ("Fine.", "Fine.", [], "stop"),
-    (CALL, None, [("weather", PARIS)], "tool_calls"),
-    (f"So:\n{CALL}\n{ADDING}", "So:\n", [("weather", PARIS), ("add", "{}")], "tool_calls"),
-    (RAIN, RAIN, [], "stop"),
-    (CALL[:-30], CALL[:-30], [], "stop"),
-]
+OFFERED: Json = {"tools": TOOLS}
+ANSWERS: list[tuple[str, Json, str | None, Calls, str]] = [
+    ("Fine.", OFFERED, "Fine.", [], "stop"),
+    (CALL, OFFERED, None, [("weather", PARIS)], "tool_calls"),
+    (f"So:\n{CALL}\n{ADDING}", OFFERED, "So:\n", [("weather", PARIS), ("add", "{}")], "tool_calls"),
+    (RAIN, OFFERED, RAIN, [], "stop"),
+    (CALL[:-30], OFFERED, CALL[:-30], [], "stop"),
+    (f"{CALL} {ADDING}", {**OFFERED, "max_tokens": len(CALL) + 6}, " <tool", [("weather", PARIS)],
+     "length"),
+    (CALL, {"tools": []}, CALL, [], "stop"),
+    (CALL, {**OFFERED, "tool_choice": "none"}, CALL, [], "stop"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "content", "calls", "finish"), ANSWERS)
+@pytest.mark.parametrize(("answer", "fields", "content", "calls", "finish"), ANSWERS)
 def test_calls_are_apart_from_the_text_streamed_or_not(
-    says: Says, answer: str, content: str | None, calls: Calls, finish: str
+    says: Says, answer: str, fields: Json, content: str | None, calls: Calls, finish: str
 ) -> None:
-    assert called_by(says(answer), tools=TOOLS) == (content, calls, finish)
-    for choice in chat(says(answer), tools=TOOLS, n=2)["choices"]:
+    assert called_by(says(answer), **fields) == (content, calls, finish)
+    for choice in chat(says(answer), n=2, **fields)["choices"]:
         assert choice["message"]["content"] == content
         assert calls_of(choice["message"]) == calls
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
-def test_nothing_is_called_where_nothing_is_offered(says: Says, fields: Json) -> None:
-    told = chat(says(CALL), **fields)
-    assert told["choices"][0]["message"]["content"] == CALL
-    assert told["usage"]["prompt_tokens"] == chat(says(CALL))["usage"]["prompt_tokens"]
+def test_tools_that_may_not_be_called_are_not_in_the_prompt(says: Says) -> None:
+    counts = [tokens_of(says(CALL), **one) for one in ({}, {**OFFERED, "tool_choice": "none"})]
+    assert counts[0] == counts[1] < tokens_of(says(CALL), **OFFERED)
 
 
 def test_without_parallel_calls_the_answer_ends_after_the_first(says: Says) -> None:
@@ -87,11 +94,6 @@ def test_without_parallel_calls_the_answer_ends_after_the_first(says: Says) -> N
     assert calls_of(choice["message"]) == [("weather", PARIS)]
     assert choice["finish_reason"] == "tool_calls"
     assert told["usage"]["completion_tokens"] == len(CALL.removesuffix("\n</tool_call>"))
-
-
-def test_an_answer_that_is_too_long_says_so(says: Says) -> None:
-    told = called_by(says(f"{CALL} {ADDING}"), tools=TOOLS, max_tokens=len(CALL) + 6)
-    assert told == (" <tool", [("weather", PARIS)], "length")
 
 
 def test_stop_strings_and_logprobs_are_of_all_that_was_generated(says: Says) -> None:
@@ -173,10 +175,6 @@ def called(**fields: Any) -> Json:
 
 def result(content: object, id: str = "1") -> Json:
     return {"role": "tool", "tool_call_id": id, "content": content}
-
-
-def tokens_of(client: FlaskClient, **fields: Any) -> int:
-    return int(chat(client, **fields)["usage"]["prompt_tokens"])
 
 
 def test_a_conversation_with_calls_is_written_by_the_template(says: Says) -> None:
@@ -304,7 +302,7 @@ UNENFORCEABLE = {"patternProperties": {"^a": {"const": 1}}}
 IMPOSSIBLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
 RESULT: Json = {"role": "function", "name": "weather", "content": "rain"}
 ALLOWED = {"mode": "auto", "tools": [tool(name="rain")]}
-OFFERED = 'got "rain"; tools: "weather", "add"'
+OTHERS = 'got "rain"; tools: "weather", "add"'
 # the field that is named, its value, what is said
 OF_TOOLS: list[tuple[list[Json], str]] = [
     ([tool(name="a b")], "64 letters"),
@@ -319,9 +317,9 @@ OF_TOOLS: list[tuple[list[Json], str]] = [
     ([tool(), tool(name="g"), tool()], 'each name once, got "f" 2 times'),
 ]
 OF_CHOICES: list[tuple[object, str]] = [
-    ({"type": "function", "function": {"name": "rain"}}, OFFERED),
+    ({"type": "function", "function": {"name": "rain"}}, OTHERS),
     ({"type": "function"}, "'required'"),
-    ({"type": "allowed_tools", "allowed_tools": ALLOWED}, OFFERED),
+    ({"type": "allowed_tools", "allowed_tools": ALLOWED}, OTHERS),
 ]
 OF_MESSAGES: list[tuple[list[Json], str]] = [
     ([USER, called(), result("5", "2")], 'has its tool_call_id "2"; allowed: "1"'),
@@ -345,7 +343,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     ("functions", {"functions": [FUNCTIONS[0]] * 2}, "each name once"),
     ("function_call", {"function_call": {"name": "rain"}}, "functions: none"),
     ("function_call", {"functions": FUNCTIONS, "function_call": {"name": "rain"}},
-     OFFERED.replace("tools", "functions")),
+     OTHERS.replace("tools", "functions")),
     ("function_call", {"functions": FUNCTIONS, "function_call": "required"}, "'none'"),
 ]  # fmt: skip
 

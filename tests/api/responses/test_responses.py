@@ -16,7 +16,7 @@ from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
 from serving.config import Config
-from tests.api.conftest import serving
+from tests.api.conftest import TWO, serving
 from tests.support.hash_app import END_ID
 from tests.support.hashed import reference
 from tests.support.openai_calls import CONTEXT, alike, chat, is_error
@@ -25,13 +25,9 @@ Json = dict[str, Any]
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
 
 
-def ask(client: FlaskClient, key: str = "one", **fields: Any) -> TestResponse:
+def ask(client: FlaskClient, key: Json | None = None, **fields: Any) -> TestResponse:
     body = {"model": "embedded", "input": "x", "store": False, **fields}
-    return client.post("/v1/responses", json=body, headers=bearer(key))
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+    return client.post("/v1/responses", json=body, headers=key)
 
 
 def respond(client: FlaskClient, **fields: Any) -> Json:
@@ -145,10 +141,6 @@ def test_an_answer_without_a_text_is_an_empty_message(client: FlaskClient) -> No
 # --- conversations --------------------------------------------------------------------------
 
 
-def continued(client: FlaskClient, previous: str, **fields: Any) -> Json:
-    return respond(client, previous_response_id=previous, **fields)
-
-
 def test_a_conversation_is_that_of_its_messages_without_earlier_instructions(
     store: FlaskClient,
 ) -> None:
@@ -156,20 +148,13 @@ def test_a_conversation_is_that_of_its_messages_without_earlier_instructions(
     first = respond(store, input="one", instructions="Be brief.", **fields)
     parts = [{"type": "input_text", "text": "tw"}, {"type": "input_text", "text": "o"}]
     item = {"role": "user", "content": parts}
-    second = continued(store, first["id"], input=[item], instructions="Be long.", **fields)
-    third = continued(store, second["id"], input="three", **fields)
-    asked = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": text_of(first)},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": text_of(second)},
-        {"role": "user", "content": "three"},
-    ]
-    answer = store.post(
-        "/v1/chat/completions",
-        json={"messages": asked, "seed": 3, "max_tokens": 9},
-        headers=bearer("one"),
-    ).get_json()
+    second = respond(
+        store, previous_response_id=first["id"], input=[item], instructions="Be long.", **fields
+    )
+    third = respond(store, previous_response_id=second["id"], input="three", **fields)
+    texts = ("one", text_of(first), "two", text_of(second), "three")
+    asked = [{"role": ("user", "assistant")[n % 2], "content": t} for n, t in enumerate(texts)]
+    answer = chat(store, messages=asked, seed=3, max_tokens=9)
     assert text_of(third) == answer["choices"][0]["message"]["content"]
     assert third["previous_response_id"] == second["id"]
     # the same, from the items that the client kept itself
@@ -183,32 +168,32 @@ def test_a_response_is_stored_before_its_last_event_unless_it_is_not_to_be(
 ) -> None:
     last = events(store, store=True, max_output_tokens=3)[-1]["response"]
     path = f"/v1/responses/{last['id']}"
-    assert store.get(path, headers=bearer("one")).get_json() == last
+    assert store.get(path).get_json() == last
     for told in (respond(store), events(store)[-1]["response"]):
         assert told["store"] is False
-        answer = store.get(f"/v1/responses/{told['id']}", headers=bearer("one"))
+        answer = store.get(f"/v1/responses/{told['id']}")
         assert told["id"] in is_error(answer, 404)
 
 
 def test_a_stored_response_is_its_keys_alone(store: FlaskClient) -> None:
     told = respond(store, store=True, max_output_tokens=3)
     path = f"/v1/responses/{told['id']}"
-    calls: list[Callable[[str], TestResponse]] = [
-        lambda key: store.post(f"{path}/cancel", headers=bearer(key)),
-        lambda key: store.get(f"{path}/input_items", headers=bearer(key)),
-        lambda key: store.get(path, headers=bearer(key)),
-        lambda key: store.delete(path, headers=bearer(key)),
+    calls: list[Callable[[Json], TestResponse]] = [
+        lambda key: store.post(f"{path}/cancel", headers=key),
+        lambda key: store.get(f"{path}/input_items", headers=key),
+        lambda key: store.get(path, headers=key),
+        lambda key: store.delete(path, headers=key),
     ]
     for call in calls:
-        is_error(call("two"), 404)
-    is_error(ask(store, "two", previous_response_id=told["id"]), 404, "previous_response_id")
-    cancelled, items, got, deleted = (call("one") for call in calls)
+        is_error(call(TWO), 404)
+    is_error(ask(store, TWO, previous_response_id=told["id"]), 404, "previous_response_id")
+    cancelled, items, got, deleted = (call({}) for call in calls)
     assert "background" in is_error(cancelled, 400)
     ResponseItemList.model_validate(items.get_json())
     assert got.get_json() == told
     assert deleted.get_json() == {"id": told["id"], "object": "response", "deleted": True}
     for call in calls:
-        is_error(call("one"), 404)
+        is_error(call({}), 404)
 
 
 def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
@@ -217,7 +202,7 @@ def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
     path = f"/v1/responses/{told['id']}/input_items"
 
     def page(**query: object) -> Json:
-        found: Json = store.get(path, headers=bearer("one"), query_string=query).get_json()
+        found: Json = store.get(path, query_string=query).get_json()
         return found
 
     def texts(found: Json) -> str:
@@ -228,7 +213,7 @@ def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
     rest = page(after=first["last_id"])
     assert (texts(rest), rest["has_more"]) == ("cba", False)
     assert texts(page(order="asc")) == "abcde"
-    is_error(store.get(f"{path}?after=none", headers=bearer("one")), 404, "after")
+    is_error(store.get(f"{path}?after=none"), 404, "after")
 
 
 def test_what_does_not_fit_is_refused_or_left_out_from_the_beginning(client: FlaskClient) -> None:
@@ -254,13 +239,13 @@ def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient)
     assert (queued["status"], queued["output"]) == ("queued", [])
     told = queued
     while told["status"] in ("queued", "in_progress"):
-        answer = store.get(f"/v1/responses/{queued['id']}", headers=bearer("one"))
+        answer = store.get(f"/v1/responses/{queued['id']}")
         told = answer.get_json()
     Response.model_validate(told)
     assert text_of(told) == text_of(respond(store, **fields))
-    ended = continued(store, told["id"], store=False, logit_bias={"256": 100})
+    ended = respond(store, previous_response_id=told["id"], logit_bias={"256": 100})
     assert ended["status"] == "completed"
-    cancelled = store.post(f"/v1/responses/{told['id']}/cancel", headers=bearer("one"))
+    cancelled = store.post(f"/v1/responses/{told['id']}/cancel")
     assert cancelled.get_json() == told, "it had ended"
 
 
@@ -273,19 +258,19 @@ def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> N
     assert statuses == ["queued", "queued", "in_progress"]
     last = parts[-1]["response"]
     path = f"/v1/responses/{last['id']}"
-    assert store.get(path, headers=bearer("one")).get_json() == last
+    assert store.get(path).get_json() == last
     assert text_of(last) == text_of(respond(store, seed=5, max_output_tokens=20))
 
-    def again(query: str, key: str = "one") -> TestResponse:
-        return store.get(f"{path}?{query}", headers=bearer(key))
+    def again(query: str, key: Json | None = None) -> TestResponse:
+        return store.get(f"{path}?{query}", headers=key)
 
     assert events_of(again("stream=true")) == parts
     for number in range(len(parts)):
         assert events_of(again(f"stream=true&starting_after={number}")) == parts[number + 1 :]
-    is_error(again("stream=true", key="two"), 404)
+    is_error(again("stream=true", key=TWO), 404)
     is_error(again("stream=true&starting_after=-1"), 400, "starting_after")
     is_error(again("starting_after=1"), 400, "starting_after")
-    store.delete(path, headers=bearer("one"))
+    store.delete(path)
     is_error(again("stream=true"), 404)
 
 
@@ -295,7 +280,7 @@ def test_only_events_of_a_stream_in_the_background_are_kept(
 ) -> None:
     answer = ask(store, store=True, max_output_tokens=1, **fields)
     told = events_of(answer)[0]["response"] if fields.get("stream") else answer.get_json()
-    answer = store.get(f"/v1/responses/{told['id']}?stream=true", headers=bearer("one"))
+    answer = store.get(f"/v1/responses/{told['id']}?stream=true")
     assert "'background'" in is_error(answer, 400, "stream")
 
 
