@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -16,14 +16,24 @@ from scheduling.prediction.predictor import Predictor
 from serving.config import Config
 from serving.thread import Load
 from tests.support.hash_app import byte_tokenizer, load
+from tests.support.process import eventually
 from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
 TWO = {"Authorization": "Bearer two"}
+Pair = tuple[socket.socket, socket.socket]
 Says = Callable[[str], FlaskClient]
 MOST_DRAFTS = 4
 MOST_BODY_BYTES = 65536
 EMBEDDED_LEN = 256  # less than the model's own context
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Sockets: ours, as a server's, and theirs, as its client's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +108,7 @@ def running(app: Flask) -> Iterator[FlaskClient]:
     engine = app.extensions["engine"]
     engine.start()
     client = client_of(app)
-    while client.get("/health").status_code != 200:
-        time.sleep(0.002)  # requests without a pause would keep the loading thread from the lock
+    eventually(lambda: client.get("/health").status_code == 200, "the model is loaded")
     yield client
     engine.drain()
     engine.jobs.close()

@@ -121,9 +121,8 @@ QWEN = {
     "eos_token_id": [151645, 151643], "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8,
     "top_k": 20, "max_new_tokens": 40, "transformers_version": "4.37.0",
 }  # fmt: skip
-OF_QWEN = {
-    "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 40,
-}  # fmt: skip
+OF_QWEN = {name: QWEN[name] for name in
+           ("repetition_penalty", "temperature", "top_p", "top_k", "max_new_tokens")}  # fmt: skip
 NOTHING = Sampling()
 OWN = [path for path in PATHS if path != TGI]
 LATER = OWN[1:]  # OpenAI's
@@ -144,8 +143,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "qwen"
     folder.mkdir()
     (folder / "generation_config.json").write_text(json.dumps(QWEN))
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from api.http.departed import Departures
 from serving.config import Config
-from tests.api.conftest import serving
-from tests.api.http.conftest import Pair
+from tests.api.conftest import Pair, serving
 
 PATIENCE_S = 60.0
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from api.http.errors import ApiError
 from api.http.worker.incoming import MOST_HEAD_BYTES, Incoming
-from tests.api.http.conftest import Pair
+from tests.api.conftest import Pair
 
 MOST_BODY_BYTES = 2000
 PEER = ("127.0.0.1", 1)

@@ -19,7 +19,7 @@ from api.http.worker.gathering import GatheringWorker
 from api.http.worker.incoming import BYTES_PER_S
 from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
 from api.http.worker.threads import Threads
-from tests.api.http.conftest import Pair
+from tests.api.conftest import Pair
 from web.pace import AT_ONCE
 
 # --- events ------------------------------------------------------------------------------

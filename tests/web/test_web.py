@@ -1,15 +1,21 @@
-"""What `Host`, `Origin` and `Sec-Fetch-Site` decide, as tables and for all origins."""
+"""What server and router share: what `Host`, `Origin` and `Sec-Fetch-Site` decide, as tables and
+for all origins; JSON that can always be encoded; refusals that are late where one address causes
+many."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from web.browsers import Rules, host_names, own_names
+from web.json_text import read_json
+from web.pace import AT_ONCE, MOST_ADDRESSES, MOST_LATE_S, PER_S, Pace, is_paced
 
 KEYS = ("sesame",)
 HERE = "127.0.0.1:8500"
@@ -148,26 +154,76 @@ def test_whatever_the_headers_say_there_is_a_decision(host: str, origin: str, si
         assert refused is None or refused.startswith(("this server", "a web page"))
 
 
-def test_a_machine_knows_its_own_name() -> None:
+def test_a_machine_knows_its_own_name_and_others_are_given_with_commas() -> None:
     assert own_names()
     for name in own_names():
         assert rules(names=own_names()).refusal("GET", f"{name}:8500", "", "") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", ()),
-        ("a", ("a",)),
-        ("server-a, eb_server.default.svc", ("server-a", "eb_server.default.svc")),
-        (".svc,10.0.0.1", (".svc", "10.0.0.1")),
-    ],
-)
-def test_names_are_given_with_commas(text: str, names: tuple[str, ...]) -> None:
-    assert host_names(text) == names
+    names = ("server-a", "eb_server.default.svc", ".svc", "10.0.0.1")
+    assert (host_names(""), host_names(" , ".join(names))) == ((), names)
 
 
 @pytest.mark.parametrize("text", ["http://a", "a:80", "a/b", "*", "*.a", "a b", "a..b", "[::1]"])
 def test_what_is_no_name_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="is not a host name; allowed: names such as"):
         host_names(text)
+
+
+# --- JSON ---------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+    max_leaves=8,
+)
+
+
+def whole(value: Any) -> Any:
+    """Each half of a surrogate pair as U+FFFD."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [whole(one) for one in value]
+    if isinstance(value, dict):
+        return {whole(name): whole(one) for name, one in value.items()}
+    return value
+
+
+@given(values, st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
+def test_halves_of_surrogate_pairs_become_replacement_characters(value: Any, code: str) -> None:
+    assert read_json(json.dumps(value).encode(code)) == whole(value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'"\xed\xa0\x80"', b"\xff", b"1" * 5000])
+def test_what_is_no_json_or_no_text_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting|NaN|decode|limit"):
+        read_json(body)
+
+
+# --- refusals, by a clock that the test moves ----------------------------------------------
+
+
+def test_the_first_refusals_are_not_late_and_then_each_is_later_up_to_a_limit() -> None:
+    now_s = [100.0]
+    pace = Pace(lambda: now_s[0])
+    late = [pace.late_s("a") for _ in range(AT_ONCE + 1000)]
+    assert late[:AT_ONCE] == pytest.approx([0.0] * AT_ONCE)
+    assert late[AT_ONCE : AT_ONCE + 3] == pytest.approx([1 / PER_S, 2 / PER_S, 3 / PER_S])
+    assert late[-1] == pytest.approx(MOST_LATE_S)
+    assert pace.late_s("b") == 0.0
+    now_s[0] += MOST_LATE_S
+    assert pace.late_s("a") == pytest.approx(1 / PER_S)
+    now_s[0] += AT_ONCE / PER_S + 1
+    assert pace.late_s("a") == 0.0
+
+
+def test_no_more_addresses_are_kept_than_allowed() -> None:
+    pace = Pace(lambda: 0.0)
+    for number in range(2 * MOST_ADDRESSES):
+        pace.late_s(str(number))
+    assert len(pace._paid_s) == MOST_ADDRESSES
+
+
+def test_only_what_clients_do_wrong_is_paced() -> None:
+    assert [
+        status for status in (200, 308, 400, 404, 408, 413, 429, 500, 503) if is_paced(status)
+    ] == [400, 404, 413]
