@@ -83,7 +83,8 @@ def test_a_form_that_is_not_offered_is_refused(store: FlaskClient) -> None:
     for purpose in ("fine-tune", None):
         assert error_of(upload(store, purpose=purpose))["param"] == "purpose"
     for anchor, seconds in ((None, "3600"), ("created_at", "3599"), ("now", "3600")):
-        error = error_of(upload(store, **{ANCHOR: anchor, SECONDS: seconds}))
+        fields: dict[str, Any] = {ANCHOR: anchor, SECONDS: seconds}
+        error = error_of(upload(store, **fields))
         assert error["param"] == "expires_after"
 
 
