@@ -21,15 +21,27 @@ from runtime.budget import (
     gpu_blocks,
     worst_activation_bytes,
 )
-from runtime.cache import KVPool, KVShape
+from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.container import container_room_bytes
 from runtime.iteration import Started
 from seams import Step
 
-SHAPE = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))  # 98,304 bytes a token
+CPU = torch.device("cpu")
+SHAPE = KVShape(24, 16, 64, torch.bfloat16, CPU)
+BLOCK = 16 * 98_304  # gpt2-medium, as published: a token has 2 x 24 layers x 1024 x 2 bytes
 
 
-BLOCK = 16 * 98_304
+def test_a_pool_has_the_published_bytes_and_a_slot_for_each_position() -> None:
+    pool = KVPool(SHAPE, 3)
+    assert pool.keys.nbytes + pool.values.nbytes == 3 * SHAPE.block_bytes == 3 * BLOCK
+    keys, _ = pool.slots(1)
+    keys[2 * 16 + 5] = 7.0
+    assert (pool.keys[1, 2, 5] == 7.0).all()
+    table = BlockTable([5, 2])
+    table.extend([9])
+    assert table.blocks.tolist() == [5, 2, 9]
+    assert table.address == table.blocks.ctypes.data
+    assert table.slots(15, 34, 16).tolist() == [95, *range(32, 48), 144, 145]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +49,6 @@ BLOCK = 16 * 98_304
     [
         ("30000tokens", 1875),
         ("30001tokens", 1876),
-        ("2GiB", 2 * 2**30 // BLOCK),
         ("1.5GiB", 3 * 2**29 // BLOCK),
         ("500MB", 500_000_000 // BLOCK),
         ("157286400B", 100),
@@ -52,31 +63,27 @@ def test_an_amount_is_read_as_blocks_and_logged(
     assert f"--kv-memory {amount}: {words}" in caplog.text
 
 
-@pytest.mark.parametrize("amount", ["2", "GiB", "2gib", "-1GiB", "1e9B", "two tokens", ""])
-def test_an_amount_that_cannot_be_read_is_refused_with_what_can(amount: str) -> None:
-    with pytest.raises(KVMemoryError, match="allowed: auto, or a number with one of B, KB"):
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        *((a, "allowed: auto, or a number with one of B, KB") for a in ("2", "GiB", "2gib", "-1B")),
+        ("1MB", "less than a block: 16 tokens of 98304 bytes"),
+    ],
+)
+def test_an_amount_that_cannot_be_read_or_is_too_small_is_refused(amount: str, words: str) -> None:
+    with pytest.raises(KVMemoryError, match=words):
         asked_blocks(amount, SHAPE)
 
 
-def test_less_than_a_block_is_refused() -> None:
-    with pytest.raises(KVMemoryError, match="less than a block: 16 tokens of 98304 bytes"):
-        asked_blocks("1MB", SHAPE)
-
-
-def test_a_cpus_budget_is_what_the_batch_limit_needs_or_a_quarter_of_the_memory() -> None:
-    assert cpu_blocks(SHAPE, 10, 100) == 10 * 7
-    total = psutil.virtual_memory().total // BLOCK
-    assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4
-
-
 @pytest.mark.parametrize(
-    ("context_blocks", "blocks"), [(20, 25), (40, 40), (75, 75), (80, 75), (4000, 75)]
+    ("rows", "context_blocks", "blocks"),
+    [(3, 7, 21), (8, 20, 25), (8, 40, 40), (8, 75, 75), (8, 80, 75), (8, 4000, 75)],
 )
-def test_one_sequence_of_the_context_gets_up_to_three_quarters_of_the_memory(
-    context_blocks: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+def test_a_cpus_budget_is_what_the_batch_needs_or_a_quarter_or_one_context_up_to_three_quarters(
+    rows: int, context_blocks: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "container_room_bytes", lambda: 100 * BLOCK)
-    assert cpu_blocks(SHAPE, 8, 16 * context_blocks) == blocks
+    assert cpu_blocks(SHAPE, rows, 16 * context_blocks) == blocks
 
 
 def _group(folder: Path, version: int, limit: str, used: int, cache: int) -> None:
@@ -91,38 +98,32 @@ def _group(folder: Path, version: int, limit: str, used: int, cache: int) -> Non
     (folder / "memory.stat").write_text(f"anon {used - cache}\n{names[2]} {cache}\n")
 
 
-def _own(folder: Path, text: str) -> Path:
-    path = folder / "own"
-    path.write_text(text)
-    return path
-
-
-def test_a_container_leaves_its_limit_less_what_it_uses_and_cannot_drop(tmp_path: Path) -> None:
-    _group(tmp_path, 2, "1000", used=700, cache=200)
-    assert container_room_bytes(tmp_path, _own(tmp_path, "0::/\n")) == 500
-
-
-def test_the_tightest_limit_above_a_process_counts(tmp_path: Path) -> None:
-    _group(tmp_path / "pod", 2, "1000", used=900, cache=0)
-    _group(tmp_path / "pod" / "box", 2, "max", used=300, cache=0)
-    assert container_room_bytes(tmp_path, _own(tmp_path, "0::/pod/box\n")) == 100
-
-
-def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None:
-    """Within a container the path is the host's, and the mount shows the container's own group."""
-    _group(tmp_path / "memory", 1, "1000", used=1200, cache=500)
-    own = _own(tmp_path, "9:name=systemd:/\n4:cpu,memory:/docker/4bdc\n0::/\n")
-    assert container_room_bytes(tmp_path, own) == 300
-
-
-@pytest.mark.parametrize("limit", ["max", "", "a lot"])
-def test_no_limit_leaves_no_figure(tmp_path: Path, limit: str) -> None:
-    _group(tmp_path, 2, limit, used=1, cache=0)
-    assert container_room_bytes(tmp_path, _own(tmp_path, "0::/\n")) is None
+@pytest.mark.parametrize(
+    ("groups", "own", "left"),
+    [
+        # the tightest above the process, less what is used and cannot be dropped
+        ({"pod": (2, "1000", 900, 200), "pod/box": (2, "max", 300, 0)}, "0::/pod/box\n", 300),
+        # within a container the path is the host's, and the mount shows the container's own group
+        (
+            {"memory": (1, "1000", 1200, 500)},
+            "9:name=systemd:/\n4:cpu,memory:/docker/4\n0::/\n",
+            300,
+        ),
+        *(({".": (2, limit, 1, 0)}, "0::/\n", None) for limit in ("max", "", "a lot")),
+    ],
+    ids=["version 2", "version 1", "no limit", "nothing", "words"],
+)
+def test_a_control_group_leaves_its_limit_less_what_is_used(
+    groups: dict[str, tuple[int, str, int, int]], own: str, left: int | None, tmp_path: Path
+) -> None:
+    for name, group in groups.items():
+        _group(tmp_path / name, *group)
+    (tmp_path / "own").write_text(own)
+    assert container_room_bytes(tmp_path, tmp_path / "own") == left
     assert container_room_bytes(tmp_path / "nowhere", tmp_path / "nowhere") is None
 
 
-def test_a_containers_limit_makes_the_budget_and_is_named(
+def test_whose_memory_makes_the_budget_is_named_and_too_little_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -131,11 +132,9 @@ def test_a_containers_limit_makes_the_budget_and_is_named(
     assert "batch limit x context = 8 x 1024 tokens = 512 blocks" in caplog.text
     assert "under the container's limit" in caplog.text
     monkeypatch.setattr(budget, "container_room_bytes", lambda: 2**60)
-    cpu_blocks(SHAPE, 1, 1024)
+    total = psutil.virtual_memory().total // BLOCK
+    assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4
     assert "available (on the machine)" in caplog.text
-
-
-def test_a_container_too_small_for_the_warm_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "container_room_bytes", lambda: BLOCK)
     with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)
@@ -148,13 +147,14 @@ def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
     most_rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a GPU whose free memory is what no pool takes."""
+    """On a GPU whose free memory is what no pool takes. It is measured after a decode chose its
+    kernel."""
     config = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)
     model = kind(GPT(config).eval().requires_grad_(False), torch.float32, "small", kernel=False)
     rows, most, peak = 8, 8 * 4, 1000
     total = int(most * model.shape.block_bytes * 1.2)
-    pools = weakref.WeakSet[KVPool]()
-    created = KVPool.__init__
+    pools, events = weakref.WeakSet[KVPool](), list[object]()
+    created, start = KVPool.__init__, model.start
 
     def allocate(pool: KVPool, shape: KVShape, blocks: int) -> None:
         if blocks > most_rows * 4:
@@ -166,38 +166,22 @@ def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
         held = sum(pool.keys.untyped_storage().nbytes() for pool in pools)
         return total - held, total
 
+    def noted(steps: Sequence[Step], released: Sequence[int]) -> Started:
+        events.append((len(steps), steps[0].num_tokens))
+        return start(steps, released)
+
     monkeypatch.setattr(KVPool, "__init__", allocate)
+    monkeypatch.setattr(model, "start", noted)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: events.append("measured"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: peak)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
     assert worst_activation_bytes(model, rows) == peak
+    measured_rows = rows if most_rows == rows else rows // 4
+    assert events[-3:] == [(1, 1), "measured", (measured_rows, 64)]
     assert gpu_blocks(model.shape, rows, model.context, peak) == most
     tight = (total - peak) // 4  # beside other programs
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (tight, total))
     fitting = int(0.9 * (tight - peak)) // model.shape.block_bytes
     assert gpu_blocks(model.shape, rows, model.context, peak) == fitting < most
-
-
-def test_the_worst_iteration_is_measured_after_a_decode_chose_its_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = GPTConfig(vocab_size=97, context=64, n_layer=1, n_head=1, n_embd=16)
-    network = GPT(config).eval().requires_grad_(False)
-    model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=False)
-    started: list[int] = []  # tokens of the first row
-    before: list[int] = []
-    start = model.start
-
-    def noted(steps: Sequence[Step], released: Sequence[int]) -> Started:
-        started.append(steps[0].num_tokens)
-        return start(steps, released)
-
-    monkeypatch.setattr(model, "start", noted)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: before.extend(started))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1)
-    worst_activation_bytes(model, 2)
-    assert before[-1] == 1
-    assert started[len(before) :] == [64]

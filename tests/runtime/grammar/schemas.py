@@ -1,5 +1,5 @@
-"""200 JSON schemas with every keyword that can be enforced, and what clients send: records, trees,
-maps, tagged unions, calls of functions."""
+"""200 JSON schemas with every keyword that can be enforced, and trees, maps and tagged unions, as
+clients send them."""
 
 from __future__ import annotations
 
@@ -28,56 +28,46 @@ def closed(properties: Schema, required: list[str] | None = None, **more: Any) -
 
 
 def _scalars() -> list[Schema]:
-    kinds = ["string", "integer", "number", "boolean", "null"]
-    ranges: list[Schema] = [
-        {"minimum": 0}, {"maximum": 9}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10},
-        {"exclusiveMaximum": 0}, {"minimum": 100, "maximum": 100_000}, {"multipleOf": 5},
-        {"minimum": 10, "maximum": 99, "multipleOf": 3},
-        {"exclusiveMinimum": -1, "exclusiveMaximum": 1000},
-    ]  # fmt: skip
-    lengths: list[Schema] = [
-        {"minLength": 1}, {"maxLength": 5}, {"minLength": 3, "maxLength": 3},
-        {"minLength": 0, "maxLength": 0}, {"minLength": 2, "maxLength": 12},
-    ]  # fmt: skip
-    decimals: list[Schema] = [
-        {"minimum": 0.5, "maximum": 2.25}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-        {"multipleOf": 0.01, "minimum": 0}, {"maximum": -0.001},
-    ]  # fmt: skip
+    limits: dict[str, list[Schema]] = {
+        "integer": [
+            {}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10}, {"exclusiveMaximum": 0},
+            {"multipleOf": 5}, {"minimum": 10, "maximum": 99, "multipleOf": 3},
+            {"enum": list(range(0, 50, 7))},
+        ],
+        "number": [
+            {}, {"minimum": 0.5, "maximum": 2.25}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+            {"multipleOf": 0.01, "minimum": 0}, {"maximum": -0.001},
+        ],
+        "string": [
+            {}, {"minLength": 1}, {"maxLength": 5}, {"minLength": 3, "maxLength": 3},
+            {"minLength": 0, "maxLength": 0}, {"enum": ["ä", "日本", '\n"\\', "a b"]},
+            *({"pattern": pattern} for pattern in PATTERNS),
+            *({"format": name} for name in FORMATS),
+        ],
+    }  # fmt: skip
     return [
-        *({"type": kind} for kind in kinds),
-        {"type": ["string", "null"]},
+        *({"type": kind, **more} for kind, among in limits.items() for more in among),
+        {"type": "boolean"},
+        {"type": "null"},
         {"type": ["integer", "boolean", "null"]},
         {"type": ["number", "string"], "maxLength": 4, "minimum": 1},
-        *({"type": "integer", **limits} for limits in ranges),
-        *({"type": "number", **limits} for limits in decimals),
-        *({"type": "string", **limits} for limits in lengths),
-        *({"type": "string", "pattern": pattern} for pattern in PATTERNS),
-        *({"type": "string", "format": name} for name in FORMATS),
-        {"enum": ["red", "green", "blue"]},
         {"enum": [1, "one", None, True, 2.5]},
         {"enum": [{"a": 1}, [1, 2], "x"]},
         {"const": "fixed"},
         {"const": {"kind": "point", "at": [0, 0]}},
-        {"const": 7},
-        {"type": "string", "enum": ["ä", "日本", '\n"\\', "a b"]},
-        {"type": "integer", "enum": list(range(0, 50, 7))},
     ]
 
 
 def _arrays() -> list[Schema]:
     integer: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
     return [
-        {"type": "array", "items": integer, "maxItems": 4},
         {"type": "array", "items": integer, "minItems": 2, "maxItems": 2},
-        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
         {"type": "array", "maxItems": 0},
         {"type": "array", "prefixItems": [integer, {"const": "x"}], "items": False, "minItems": 2},
         {"type": "array", "prefixItems": [{"type": "null"}], "items": integer, "maxItems": 4},
-        {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 3, "maxItems": 6},
         {"type": "array", "maxItems": 3, "items": {"type": "array", "items": integer,
                                                   "maxItems": 2}},
         {"type": "array", "items": closed({"id": integer}), "minItems": 1, "maxItems": 2},
-        {"type": "array", "items": {"anyOf": [integer, {"type": "null"}]}, "maxItems": 3},
     ]  # fmt: skip
 
 
@@ -87,7 +77,6 @@ def _objects() -> list[Schema]:
     return [
         closed({"name": word, "age": integer}),
         closed({"a": integer, "b": integer, "c": integer}, []),
-        closed({"a": integer, "b": word}, ["b"]),
         {"type": "object", "properties": {}, "additionalProperties": False},
         {"type": "object", "additionalProperties": integer, "maxProperties": 2},
         {"type": "object", "additionalProperties": word, "minProperties": 1, "maxProperties": 3},
@@ -104,10 +93,7 @@ def _objects() -> list[Schema]:
             "additionalProperties": False,
             "maxProperties": 2,
         },
-        closed({"outer": closed({"inner": closed({"leaf": word})})}),
         closed({"with space": integer, "quote\"d": integer, "ünï": integer}),
-        {"type": "object", "required": ["x"], "properties": {"x": integer, "y": word},
-         "additionalProperties": False},
         closed({f"field_{i}": integer for i in range(12)}),
     ]  # fmt: skip
 
@@ -137,9 +123,7 @@ def _combinations() -> list[Schema]:
         {"anyOf": [integer, word]},
         {"anyOf": [circle, square]},
         {"oneOf": [circle, square]},
-        {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
         {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]},
-        {"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 4}]},
         {
             "allOf": [
                 {"type": "object", "properties": {"a": integer}, "required": ["a"]},
@@ -150,49 +134,14 @@ def _combinations() -> list[Schema]:
         },
         tree,
         chain,
-        {"$defs": {"id": {"type": "integer", "minimum": 1, "maximum": 9}},
-         **closed({"a": {"$ref": "#/$defs/id"}, "b": {"$ref": "#/$defs/id"}})},
         {"definitions": {"w": word}, **closed({"w": {"$ref": "#/definitions/w"}})},
-        closed({"shape": {"anyOf": [circle, square, {"type": "null"}]}}),
         closed({"v": {"$ref": "#/properties/w"}, "w": word}),
         {"type": "array", "items": {"oneOf": [circle, square]}, "minItems": 1, "maxItems": 2},
-        {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 64}]},
-    ]  # fmt: skip
-
-
-def _records() -> list[Schema]:
-    text: Schema = {"type": "string", "maxLength": 16}
-    money: Schema = {"type": "number", "minimum": 0, "maximum": 10_000}
-    return [
-        closed({"name": text, "email": {"type": "string", "format": "email"},
-                "tags": {"type": "array", "items": text, "maxItems": 2}}),
-        closed({"latitude": {"type": "number", "minimum": -90, "maximum": 90},
-                "longitude": {"type": "number", "minimum": -180, "maximum": 180}}),
-        closed({"order": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{4}$"}, "total": money,
-                "currency": {"enum": ["EUR", "USD", "JPY"]}}),
-        closed({"name": {"enum": ["get_weather", "get_time"]},
-                "arguments": closed({"city": text, "unit": {"enum": ["C", "F"]}}, ["city"])}),
-        closed({"steps": {"type": "array", "maxItems": 2,
-                          "items": closed({"explanation": text, "output": text})},
-                "final_answer": text}),
-        closed({"sentiment": {"enum": ["positive", "neutral", "negative"]},
-                "confidence": {"type": "number", "minimum": 0, "maximum": 1}}),
-        closed({"title": text, "year": {"type": "integer", "minimum": 1888, "maximum": 2100},
-                "seen": {"type": "boolean"}, "rating": {"type": ["integer", "null"]}}),
-        closed({"host": {"type": "string", "format": "ipv4"},
-                "port": {"type": "integer", "minimum": 1, "maximum": 65_535},
-                "tls": {"type": "boolean"}}, ["host", "port"]),
-        closed({"event": {"const": "click"}, "at": {"type": "string", "format": "date-time"},
-                "position": {"type": "array", "prefixItems": [{"type": "integer"},
-                                                              {"type": "integer"}],
-                             "items": False, "minItems": 2}}),
-        closed({"id": {"type": "string", "format": "uuid"}, "parent": {"type": ["string", "null"],
-                "maxLength": 8}}),
     ]  # fmt: skip
 
 
 def schemas() -> list[Schema]:
-    plain = [*_scalars(), *_arrays(), *_objects(), *_combinations(), *_records()]
+    plain = [*_scalars(), *_arrays(), *_objects(), *_combinations()]
     roots = [schema for schema in plain if "$ref" not in str(schema)]
     inside = [closed({"before": {"const": 0}, "value": schema}) for schema in roots]
     listed = [{"type": "array", "items": schema, "minItems": 1, "maxItems": 2} for schema in roots]

@@ -6,22 +6,25 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from requested import Constraint
 from runtime.grammar.grammars import Grammars
-from runtime.grammar.matching import Matching
+from runtime.grammar.matching import Matching, MatchingAhead
 from text.tokenizer import Tokenizer
 
 Choose = Callable[[Sequence[int]], int]
 
 
-def allowed(matching: Matching, vocab_size: int) -> list[int]:
-    """The tokens of the mask, of a network that is wider than the vocabulary."""
+def mask_of(place: Matching | MatchingAhead, vocab_size: int) -> NDArray[np.bool_]:
+    """Of a network that is wider than the vocabulary."""
     bits = np.zeros(-(-vocab_size // 32) + 2, np.int32)
-    matching.fill(bits.ctypes.data)
-    tokens: list[int] = np.flatnonzero(
-        np.unpackbits(bits.view(np.uint8), bitorder="little")
-    ).tolist()
+    place.fill(bits.ctypes.data)
+    return np.unpackbits(bits.view(np.uint8), bitorder="little").astype(bool)
+
+
+def allowed(matching: Matching, vocab_size: int) -> list[int]:
+    tokens: list[int] = np.flatnonzero(mask_of(matching, vocab_size)).tolist()
     return tokens
 
 

@@ -1,8 +1,9 @@
-"""The choice among variants: kept, believed only where it can be, and possible without kernels."""
+"""The choice among variants: kept, believed only where it can be, the same for all shards, and
+possible without kernels."""
 
-import json
-import os
-import threading
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ import kernels.choice
 import runtime.linear.choice
 import runtime.linear.layers
 from models.gpt2 import GPT, GPTConfig, init_weights
-from runtime.linear.choice import Offer, choose, is_batch_invariant, pack_linears
-from runtime.linear.layers import Int8Linear, Precision, variants
-from tests.support.forked import Forked
-from tests.support.process import free_port
-
-SHAPES = [(32, 48), (32, 96)]
+from runtime.linear.blocks import BlockEmbedding, BlockKind, BlockLinear
+from runtime.linear.choice import (
+    Offer,
+    agreed,
+    choose,
+    is_batch_invariant,
+    pack_linears,
+)
+from runtime.linear.layers import Int8Linear, KernelLinear, Precision, Variant, variants
+from tests.runtime.linear.test_layers import OURS, kinds, random_raw
 
 
 @pytest.fixture(autouse=True)
@@ -26,93 +31,31 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The shapes that are measured, in order."""
-    seen: list[tuple[int, int]] = []
-    measure = runtime.linear.choice.measure
-
-    def count(precision: Precision, shape: tuple[int, int], tried: list[object]) -> object:
-        seen.append(shape)
-        return measure(precision, shape, tried)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(runtime.linear.choice, "measure", count)
-    return seen
-
-
-def names(precision: Precision, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    return {shape: variant.name for shape, variant in choose(precision, shapes).items()}
-
-
-def kept_file(folder: Path) -> Path:
-    (path,) = folder.glob("choice-*.json")
-    return path
-
-
-def test_a_shape_is_measured_once_and_then_read(
-    tmp_path: Path, measured: list[tuple[int, int]]
-) -> None:
-    first = names("float32", SHAPES[:1] * 3)
-    assert measured == SHAPES[:1]
-    both = names("float32", SHAPES)
-    assert measured == SHAPES, "what is missing in the file is added"
-    assert names("float32", SHAPES) == both
-    assert both.items() >= first.items()
-    assert measured == SHAPES
-
-
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"32 x 48": 7}', '{"32 x 48": []}', '{"32 x 48": "of another age"}']
+    ("of", "name", "other"),
+    [
+        (torch, "get_num_threads", lambda: 77),
+        (runtime.linear.choice, "linear_identity", lambda: ("another",)),
+    ],
+    ids=["threads", "processor or sources"],
 )
-def test_an_invalid_file_is_replaced_by_a_new_measurement(
-    tmp_path: Path, measured: list[tuple[int, int]], text: str
+def test_a_shape_is_measured_once_and_again_on_another_machine(
+    of: object, name: str, other: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = set(names("float32", SHAPES[:1]))
-    path = kept_file(tmp_path)
-    path.write_text(text)
-    assert set(names("float32", SHAPES[:1])) == wanted
-    assert measured == SHAPES[:1] * 2
-    assert json.loads(path.read_text())["32 x 48"] in {v.name for v in variants("float32")}
+    measured: list[tuple[int, int]] = []
 
+    def last(_: Precision, shape: tuple[int, int], tried: Sequence[Variant]) -> Variant:
+        measured.append(shape)
+        return tried[-1]
 
-@pytest.mark.parametrize("what", ["processor or sources", "threads"])
-def test_another_machine_measures_again(
-    monkeypatch: pytest.MonkeyPatch, measured: list[tuple[int, int]], what: str
-) -> None:
-    names("float32", SHAPES[:1])
-    if what == "threads":
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    else:
-        monkeypatch.setattr(runtime.linear.choice, "linear_identity", lambda: ("another",))
-    names("float32", SHAPES[:1])
-    assert measured == SHAPES[:1] * 2
-
-
-def test_processes_that_start_together_measure_once_and_agree(
-    measured: list[tuple[int, int]],
-) -> None:
-    found: list[dict[tuple[int, int], str]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(names("float32", SHAPES))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert measured == SHAPES
-    assert found[0] == found[1] == found[2]
-
-
-def test_without_a_folder_to_keep_it_the_choice_is_measured_each_time(
-    monkeypatch: pytest.MonkeyPatch, measured: list[tuple[int, int]]
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("no home")
-
-    monkeypatch.setattr(kernels.choice, "cache_folder", no_home)
-    names("float32", SHAPES[:1])
-    names("float32", SHAPES[:1])
-    assert measured == SHAPES[:1] * 2
+    monkeypatch.setattr(runtime.linear.choice, "measure", last)
+    shapes = [(32, 48), (32, 96)]
+    assert [choose("float32", shapes)[shape].name for shape in shapes] == ["torch", "torch"]
+    choose("float32", shapes * 2)
+    assert measured == shapes
+    monkeypatch.setattr(of, name, other)
+    choose("float32", shapes[:1])
+    assert measured == [*shapes, shapes[0]]
 
 
 def network(precision: Precision) -> GPT:
@@ -129,13 +72,21 @@ def network(precision: Precision) -> GPT:
     return made.bfloat16()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_networks_layers_are_replaced_and_compute_the_same(
-    precision: Precision, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not ours:  # a machine without a compiler, or without the instructions
+precisions = pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+
+
+@pytest.fixture(params=[True, False], ids=["our kernels", "none"])
+def ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Without: a machine that has no compiler, or no such instructions."""
+    if not request.param:
         monkeypatch.setattr(runtime.linear.layers, "linear_kernel", lambda _: None)
+    return bool(request.param)
+
+
+@precisions
+def test_a_networks_layers_are_replaced_and_compute_the_same(
+    precision: Precision, ours: bool
+) -> None:
     made = network(precision)
     layers = {n: getattr(made.blocks[0], n) for n in ("qkv", "attn_proj", "fc", "mlp_proj")}
     layers["head"] = made.head
@@ -152,9 +103,32 @@ def test_a_networks_layers_are_replaced_and_compute_the_same(
         assert torch.allclose(packed(x), linear(x), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@kinds
+def test_a_networks_block_layers_are_replaced_and_hold_no_second_copy(
+    kind: BlockKind, ours: bool
+) -> None:
+    torch.manual_seed(0)
+    head = BlockLinear.of(kind, random_raw(kind, 64, 50))
+    network = nn.ModuleDict(
+        {"embedding": BlockEmbedding(head, torch.bfloat16), "head": head, "norm": nn.LayerNorm(64)}
+    )
+    names = pack_linears(network)
+    assert names.keys() == {"64 x 50"}
+    assert names["64 x 50"].split()[0] == kind
+    assert is_batch_invariant(names)
+    packed = network["head"]
+    if any(of == kind for of, _ in OURS) and ours:
+        assert isinstance(packed, KernelLinear)
+        embedding = network["embedding"]
+        assert isinstance(embedding, BlockEmbedding)
+        assert packed.weight.data_ptr() == embedding.panels.data_ptr() == head.panels.data_ptr()
+    x = torch.randn(4, 64).bfloat16()
+    torch.testing.assert_close(packed(x), head(x), rtol=2**-7, atol=1e-2)
+
+
+@precisions
 def test_for_drafts_layers_are_chosen_among_batch_invariant_variants(
-    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the choice for others, which is kept in another file, stays what it is."""
     if not any(variant.batch_invariant for variant in variants(precision)):
@@ -164,38 +138,22 @@ def test_for_drafts_layers_are_chosen_among_batch_invariant_variants(
     assert is_batch_invariant(pack_linears(network(precision), invariant=True))
     assert pack_linears(network(precision)) == before
     assert is_batch_invariant(before) == (precision == "int8")
-
-
-@pytest.mark.long
-def test_shards_on_machines_of_different_kinds_take_the_same_kernels(tmp_path: Path) -> None:
-    rendezvous = f"127.0.0.1:{free_port()}"
-    folders = [tmp_path / f"rank-{rank}" for rank in range(2)]
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    ranks = [
-        Forked(
-            "tests.runtime.linear.sharing", [str(rank), rendezvous, str(folder)], os.environ, log
-        )
-        for rank, (folder, log) in enumerate(zip(folders, logs, strict=True))
-    ]
-    assert [rank.wait(60.0) for rank in ranks] == [0, 0], [log.read_text() for log in logs]
-    first, second = (json.loads(log.read_text().splitlines()[-1]) for log in logs)
-    assert first == second
-
-
-@pytest.mark.parametrize(
-    ("offers", "common"),
-    [
-        ([("fma", "fma torch"), ("oneDNN", "fma oneDNN torch")], "fma"),
-        ([("amx", "amx fma torch"), ("fma", "fma torch")], "fma"),
-        ([("amx", "amx torch"), ("fma", "fma torch")], "torch"),
-    ],
-)
-def test_the_kernel_of_all_is_the_first_choice_that_all_can_run(
-    offers: list[tuple[str, str]], common: str
-) -> None:
-    assert runtime.linear.choice.common([Offer(c, a.split()) for c, a in offers]) == common
-
-
-def test_torchs_own_layers_are_not_called_batch_invariant() -> None:
-    assert not is_batch_invariant({"32 x 48": "float32 torch", "48 x 32": "float32 oneDNN"})
     assert not is_batch_invariant({})
+
+
+def test_shards_take_the_first_choice_that_all_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer, by rank; a rank may be on a machine of another kind."""
+    ranks = [
+        [("fma", "fma torch"), ("amx", "amx fma torch"), ("amx", "amx torch")],
+        [("oneDNN", "fma oneDNN torch"), ("fma", "fma torch"), ("fma", "fma torch")],
+    ]
+    offers = [[Offer(chosen, all_.split()) for chosen, all_ in rank] for rank in ranks]
+
+    def gather(found: list[Sequence[Offer]], own: Sequence[Offer]) -> None:
+        assert own == offers[1]
+        found[:] = offers
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    assert agreed(offers[1]) == ["fma", "fma", "torch"]

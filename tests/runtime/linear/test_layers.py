@@ -1,18 +1,27 @@
-"""Every variant of a linear layer against torch's plain one in double precision, or, over int8
-weights, against the twin that defines it."""
+"""Every variant of a linear layer, over weights of every precision: against torch's plain layer in
+double precision, or over quantised weights against the twin that defines it. Weights of GGUF files
+are read and written as the `gguf` package does."""
+
+from __future__ import annotations
 
 import copy
 import itertools
 
+import gguf
 import pytest
 import torch
+from gguf import quants
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernels import linear_kernel
 from models.gpt2 import GeluLinear
+from models.weights.rounding import quantise_q4_0, quantise_q8_0
+from runtime.linear.blocks import FORMATS, KINDS, BlockEmbedding, BlockKind, BlockLinear
 from runtime.linear.layers import (
+    EXACT,
     KERNELS,
+    AnyLinear,
     Int8Linear,
     KernelLinear,
     PackedLinear,
@@ -21,12 +30,13 @@ from runtime.linear.layers import (
     variants,
 )
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8", *KINDS)
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "int8": 2.0**-7}
-# inputs and outputs: less than a panel, odd, not whole groups, several ranges
+# inputs and outputs: less than a panel, odd, not whole groups, several ranges; blocks have whole
+# ones of 32 inputs, an odd number of them and an even one
 SIZES = [(2, 1), (33, 70), (1100, 130)]
 MOST_ROWS = 130
-VARIANTS = [(p, v) for p in PRECISIONS for v in variants(p)]
+VARIANTS = [(p, v) for p in PRECISIONS for v in variants(p) if p not in KINDS or v.name != "torch"]
 OURS = [(p, v) for p, v in VARIANTS if v.name not in ("oneDNN", "torch")]
 
 
@@ -34,30 +44,66 @@ def name(of: object) -> str:
     return of.name if isinstance(of, Variant) else str(of)
 
 
-def layer(inputs: int, outputs: int, activation: str | None, precision: Precision) -> nn.Linear:
-    if activation is not None:
-        made: nn.Linear = GeluLinear(inputs, outputs, activation)
-    else:
-        made = nn.Linear(inputs, outputs, bias=outputs % 2 == 0)
-    return made.to(dtype_of(precision)).requires_grad_(False)
+each_of_ours = pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def plain(linear: nn.Linear, precision: Precision) -> nn.Linear | Int8Linear:
-    return Int8Linear.of(linear) if precision == "int8" else linear
+def type_of(kind: BlockKind) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[kind.upper()]
 
 
-def exact(linear: nn.Linear | Int8Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the layer gives, and that before its activation."""
-    if isinstance(linear, Int8Linear):
-        before = copy.copy(linear)
-        before.approximate = None
-        return linear(x).double(), before(x).double()
-    double = copy.deepcopy(linear).double()
-    return double(x.double()), F.linear(x.double(), double.weight, double.bias)
+def raw_of(kind: BlockKind, weight: Tensor) -> Tensor:
+    return torch.from_numpy(quants.quantize(weight.numpy(), type_of(kind)))
+
+
+def random_raw(kind: BlockKind, inputs: int, outputs: int) -> Tensor:
+    """Any integers, those included that no quantiser writes; scales and minima are about 1."""
+    form = FORMATS[kind]
+    raw = torch.randint(0, 256, (outputs, inputs // 32, form.size), dtype=torch.uint8)
+    numbers = torch.randn(outputs, inputs // 32, form.numbers, dtype=torch.float16)
+    raw[:, :, : 2 * form.numbers] = numbers.view(torch.uint8)
+    return raw.flatten(1)
+
+
+def plain(precision: Precision, inputs: int, outputs: int, activation: str | None) -> AnyLinear:
+    """With a bias if the outputs are even, or there is an activation."""
+    if precision in KINDS:
+        bias = None if outputs % 2 else torch.randn(outputs)
+        return BlockLinear.of(
+            precision, random_raw(precision, -(-inputs // 32) * 32, outputs), bias
+        )
+    made: nn.Linear = (
+        nn.Linear(inputs, outputs, bias=outputs % 2 == 0)
+        if activation is None
+        else GeluLinear(inputs, outputs, activation)
+    )
+    made = made.to(dtype_of(precision)).requires_grad_(False)
+    return Int8Linear.of(made) if precision == "int8" else made
+
+
+def check(linear: AnyLinear, x: Tensor, y: Tensor, precision: Precision) -> None:
+    """Whether `y` is what the layer gives but for rounding."""
+    if isinstance(linear, BlockLinear):
+        # the order of float32 additions is the same, but a product and a sum are rounded once
+        wanted = linear(x).double()
+        limit = 2.0**-7 * wanted.abs() + 2.0**-18 * linear(x.float()).abs().amax()
+    else:
+        if isinstance(linear, Int8Linear):
+            before = copy.copy(linear)
+            before.approximate = None
+            wanted, inner = linear(x).double(), before(x).double()
+        else:
+            double = copy.deepcopy(linear).double()
+            wanted, inner = double(x.double()), F.linear(x.double(), double.weight, double.bias)
+        # rounding before and behind an activation, and of a sum of that many terms
+        limit = EPSILON[precision] * (wanted.abs() + inner.abs())
+        limit += 2.0**-23 * linear.in_features**0.5 * 4
+    assert y.shape == wanted.shape
+    assert ((y.double() - wanted).abs() <= limit).all(), len(x)
 
 
 @pytest.mark.parametrize(("precision", "variant"), VARIANTS, ids=name)
@@ -67,79 +113,78 @@ def test_every_variant_computes_the_layer(
     inputs: int, outputs: int, activation: str | None, precision: Precision, variant: Variant
 ) -> None:
     torch.manual_seed(inputs)
-    linear = plain(layer(inputs, outputs, activation, precision), precision)
+    linear = plain(precision, inputs, outputs, activation)
     made = variant.make(linear)
-    for rows in (1, MOST_ROWS, 513):
-        x = torch.randn(rows, inputs).to(dtype_of(precision))
-        y = made(x).double()
-        wanted, before = exact(linear, x)
-        assert y.shape == wanted.shape
-        # rounding before and behind an activation, and of a sum of that many terms
-        allowed = EPSILON[precision] * (wanted.abs() + before.abs()) + 2.0**-23 * inputs**0.5 * 4
-        assert ((y - wanted).abs() <= allowed).all(), rows
+    for rows in (1, 5, 16, 17, MOST_ROWS, 700):
+        x = torch.randn(rows, linear.in_features).to(dtype_of(precision))
+        check(linear, x, made(x), precision)
 
 
-@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
+@each_of_ours
 def test_a_rows_result_does_not_depend_on_other_rows(
     precision: Precision, variant: Variant
 ) -> None:
     """To the last bit, at every number of rows, wherever the row stands."""
     torch.manual_seed(0)
-    made = variant.make(plain(layer(300, 40, "tanh", precision), precision))
-    x = torch.randn(600, 300).to(dtype_of(precision))
+    linear = plain(precision, 300, 40, "tanh")
+    made = variant.make(linear)
+    x = torch.randn(600, linear.in_features).to(dtype_of(precision))
     alone = torch.cat([made(row) for row in x.split(1)])
     for rows in (*range(2, MOST_ROWS + 1), 600):
         first = rows * 3 % (601 - rows)
         assert torch.equal(made(x[first : first + rows]), alone[first : first + rows]), rows
 
 
-@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
+@each_of_ours
 def test_results_too_many_for_the_caches_are_those_of_single_rows(
     precision: Precision, variant: Variant
 ) -> None:
     torch.manual_seed(3)
-    made = variant.make(plain(layer(40, 2080, "tanh", precision), precision))
-    x = torch.randn(520, 40).to(dtype_of(precision))  # more than 2 MB of results
+    linear = plain(precision, 40, 2080, "tanh")
+    made = variant.make(linear)
+    x = torch.randn(520, linear.in_features).to(dtype_of(precision))  # more than 2 MB of results
     together = made(x)
     for row in (0, 31, 519):
         assert torch.equal(together[row], made(x[row : row + 1])[0])
 
 
-@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
-def test_no_rows_give_no_rows(precision: Precision, variant: Variant) -> None:
-    made = variant.make(plain(layer(32, 48, None, precision), precision))
-    assert made(torch.empty(0, 32, dtype=dtype_of(precision))).shape == (0, 48)
-
-
-@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
-def test_a_view_with_gaps_is_read_as_what_it_shows(precision: Precision, variant: Variant) -> None:
-    made = variant.make(plain(layer(32, 48, None, precision), precision))
-    x = torch.randn(5, 64).to(dtype_of(precision))
+@each_of_ours
+def test_no_rows_rows_of_zeros_and_a_view_with_gaps(precision: Precision, variant: Variant) -> None:
+    """A row's largest value divides the others where inputs are quantised: of zeros there is
+    none."""
+    linear = plain(precision, 32, 48, None)
+    made, dtype = variant.make(linear), dtype_of(precision)
+    assert made(torch.empty(0, 32, dtype=dtype)).shape == (0, 48)
+    assert linear.bias is not None
+    assert torch.equal(made(torch.zeros(3, 32).to(dtype)), linear.bias.to(dtype).expand(3, 48))
+    x = torch.randn(5, 64).to(dtype)
     assert torch.equal(made(x[:, ::2]), made(x[:, ::2].clone()))
 
 
-@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
-def test_rows_of_zeros_give_the_bias(precision: Precision, variant: Variant) -> None:
-    """An int8 row's largest value divides the others: of zeros there is none."""
-    linear = layer(32, 48, None, precision)
-    y = variant.make(plain(linear, precision))(torch.zeros(3, 32).to(dtype_of(precision)))
-    assert torch.equal(y, linear.bias.expand(3, 48))
-
-
-def test_all_int8_kernels_give_the_same_bits() -> None:
-    """Sums of integers are exact."""
+@pytest.mark.parametrize("precision", EXACT)
+def test_all_kernels_over_quantised_weights_give_the_same_bits(precision: Precision) -> None:
+    """Sums of integers are exact, and floats are added in the same order."""
+    if sum(p == precision for p, _ in OURS) < 2:
+        pytest.skip("this processor has one kernel")
     torch.manual_seed(0)
-    linear = plain(layer(300, 70, "tanh", "int8"), "int8")
-    x = torch.randn(40, 300).bfloat16()
-    results = [v.make(linear)(x) for p, v in OURS if p == "int8"]
-    if len(results) < 2:
-        pytest.skip("this processor runs one int8 kernel")
-    assert all(torch.equal(a, b) for a, b in itertools.pairwise(results))
+    threads = torch.get_num_threads()
+    try:
+        for number in {1, threads}:
+            torch.set_num_threads(number)
+            for inputs, outputs in SIZES:
+                linear = plain(precision, inputs, outputs, "tanh")
+                made = [variant.make(linear) for p, variant in OURS if p == precision]
+                for rows in (*range(1, 40), 1000):
+                    x = torch.randn(rows, linear.in_features).bfloat16()
+                    pairs = itertools.pairwise([each(x) for each in made])
+                    assert all(torch.equal(a, b) for a, b in pairs), rows
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_int8_keeps_each_output_within_half_a_step_of_its_weights() -> None:
     torch.manual_seed(0)
-    linear = layer(64, 40, None, "float32")
+    linear = nn.Linear(64, 40).requires_grad_(False)
     linear.weight[3] = 0.0
     quantised = Int8Linear.of(linear)
     step = linear.weight.abs().amax(1) / 127
@@ -148,11 +193,85 @@ def test_int8_keeps_each_output_within_half_a_step_of_its_weights() -> None:
 
 
 def test_every_function_that_the_processor_has_is_a_variant() -> None:
-    there = {p: [k.name for k in KERNELS[p] if linear_kernel(k.function)] for p in PRECISIONS}
-    for precision, names in there.items():
+    for precision in PRECISIONS:
+        names = [k.name for k in KERNELS[precision] if linear_kernel(k.function)]
         found = variants(precision)
         assert [v.name for v in found if v.batch_invariant and v.name != "torch"] == names
         assert found[-1].name == "torch"
     assert isinstance(PackedLinear(nn.Linear(4, 4)), nn.Module)
-    if there["float32"]:
+    if linear_kernel("linear_f32"):
         assert isinstance(variants("float32")[0].make(nn.Linear(4, 4)), KernelLinear)
+
+
+# --- GGUF's blocks --------------------------------------------------------------------------
+
+
+@kinds
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 1), (96, 70), (1120, 130), (64, 16)])
+def test_weights_are_those_that_the_gguf_package_reads(
+    kind: BlockKind, inputs: int, outputs: int
+) -> None:
+    torch.manual_seed(inputs)
+    raw = random_raw(kind, inputs, outputs)
+    expected = torch.from_numpy(quants.dequantize(raw.numpy(), type_of(kind)))
+    linear = BlockLinear.of(kind, raw)
+    assert torch.equal(linear.dequantised(), expected)
+    tokens = torch.randint(0, outputs, (2, 5))
+    assert torch.equal(BlockEmbedding(linear, torch.float32)(tokens), expected[tokens])
+    assert BlockEmbedding(linear, torch.bfloat16)(tokens).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("kind", "quantise"), [("q8_0", quantise_q8_0), ("q4_0", quantise_q4_0)])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 100.0])
+def test_quantising_rounds_as_the_gguf_package_does(
+    kind: BlockKind, quantise: object, scale: float
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(50, 320) * scale
+    weight[3] = 0.0
+    weight[4, :32] = torch.arange(32.0) - 20
+    weight[5, :32] = torch.arange(32.0) * 0.5 - 4  # halves of a step
+    assert callable(quantise)
+    assert torch.equal(quantise(weight), raw_of(kind, weight))
+
+
+@kinds
+def test_the_twin_is_near_the_layer_with_dequantised_weights(kind: BlockKind) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(70, 320), torch.randn(70)
+    linear = BlockLinear.of(kind, raw_of(kind, weight), bias)
+    x = torch.randn(9, 320)
+    expected = x @ linear.dequantised().t() + bias
+    assert (linear(x) - expected).abs().max() < 0.02 * expected.abs().max()
+    assert torch.equal(torch.cat([linear(row) for row in x.split(1)]), linear(x))
+    exact = x.sign() * 127  # inputs that 8 bits hold
+    expected = exact.double() @ linear.dequantised().double().t() + bias
+    torch.testing.assert_close(linear(exact).double(), expected, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize(("kind", "variant"), [of for of in OURS if of[0] in KINDS], ids=name)
+def test_the_largest_sums_are_exact(kind: BlockKind, variant: Variant) -> None:
+    """Instructions that add pairs of products in 16 bits saturate."""
+    for stored in (0x00, 0x80, 0x7F, 0xFF):
+        raw = random_raw(kind, 64, 20)
+        form = FORMATS[kind]
+        raw.view(20, 2, -1)[:, :, 2 * form.numbers :] = stored
+        linear = BlockLinear.of(kind, raw)
+        for sign in (1.0, -1.0):
+            x = torch.full((3, 64), sign).bfloat16()
+            torch.testing.assert_close(variant.make(linear)(x), linear(x), rtol=2**-7, atol=1e-2)
+
+
+def test_another_kind_or_half_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"blocks of 'q5_0', allowed: q8_0, q4_0, q4_1"):
+        BlockLinear.of("q5_0", torch.zeros(2, 34, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"35 bytes in a row, not a multiple of 34, q8_0's block"):
+        BlockLinear.of("q8_0", torch.zeros(2, 35, dtype=torch.uint8))
+
+
+@kinds
+def test_a_row_of_a_file_takes_the_bytes_that_gguf_says(kind: BlockKind) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[type_of(kind)]
+    assert (block, size) == (32, FORMATS[kind].size)
+    linear = BlockLinear.of(kind, raw_of(kind, torch.zeros(64, 128)))
+    assert linear.panels.nbytes == 64 * 128 // block * size

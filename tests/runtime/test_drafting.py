@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup are what followed the longest earlier match."""
+"""Drafts by prompt lookup are what followed the longest earlier match; and what of them is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from requested import Sampling
 from runtime.drafting.lookup import CANDIDATES, HEADS, LEAST_MATCH, MOST_MATCH, Lookup
+from runtime.drafting.verification import accepted, places
+from seams import Opening
 from tests.examples import examples
 
 few_tokens = st.lists(st.integers(0, 3), max_size=60)
@@ -39,54 +42,18 @@ def test_a_draft_is_what_followed_the_longest_earlier_match(ids: list[int], most
     assert Lookup(ids).draft(most) == expected(ids, most)
 
 
-@given(few_tokens, few_tokens, st.integers(1, 12))
-@examples(100, 1000)
-def test_a_sequence_that_grew_is_drafted_like_one_that_was_there_at_once(
-    ids: list[int], more: list[int], most: int
-) -> None:
-    grown = list(ids)
-    lookup = Lookup(grown)
-    for token in more:
-        lookup.draft(most)
-        grown.append(token)
-    assert lookup.draft(most) == Lookup([*ids, *more]).draft(most)
-
-
 @given(few_tokens, few_tokens, few_tokens, st.integers(1, 12))
 @examples(100, 1000)
-def test_earlier_tokens_are_looked_up_as_if_the_sequence_began_with_them(
+def test_a_text_that_grew_and_earlier_tokens_are_looked_up_as_if_all_was_there_at_once(
     earlier: list[int], ids: list[int], more: list[int], most: int
 ) -> None:
     grown = list(ids)
     lookup = Lookup(grown, earlier)
-    for tokens in (more[:3], more[3:]):
+    for token in more:
         assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
-        grown += tokens
+        grown.append(token)
     assert grown == [*ids, *more]
     assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
-
-
-def test_an_edited_text_is_drafted_from_the_prompt_and_found_again_after_the_edit() -> None:
-    text = list(range(100, 140))
-    ids = [*text, 7, *text[:10]]
-    lookup = Lookup(ids)
-    assert lookup.draft(8) == text[10:18]
-    ids += [55, text[11]]  # the edit: 55 for text[10]
-    assert lookup.draft(8) == []
-    ids += [text[12]]
-    assert lookup.draft(8) == text[13:15], "a short match is trusted for a short draft"
-    ids += text[13:15]
-    assert lookup.draft(8) == text[15:23]
-
-
-def test_a_repeated_text_is_drafted_past_its_end() -> None:
-    assert Lookup([1, 2, 3, 1, 2, 3, 1, 2]).draft(7) == [3, 1, 2, 3, 1, 2, 3]
-    assert Lookup([9, 5, 5, 5, 5]).draft(4) == [5, 5, 5, 5]
-
-
-def test_text_that_never_repeats_has_no_drafts() -> None:
-    assert Lookup(range(5000)).draft(8) == []
-    assert Lookup([3]).draft(8) == []
 
 
 class Counted(list[int]):
@@ -112,3 +79,24 @@ def test_a_draft_reads_a_bounded_number_of_tokens_however_long_the_text_is() -> 
     assert len(lookup._before) == len(ids) - 1
     assert len(lookup._heads) == HEADS
     assert lookup._before.itemsize == 4
+
+
+tokens = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(tokens, tokens)
+def test_drafts_are_accepted_up_to_the_first_that_was_not_drawn_and_one_token_more(
+    drafts: list[int], more: list[int]
+) -> None:
+    drawn = (more + [0] * 7)[: len(drafts) + 1]
+    found = accepted(drafts, drawn)
+    assert found == drawn[: len(found)]
+    assert found[:-1] == drafts[: len(found) - 1]
+    assert len(found) == len(drawn) or found[-1] != drafts[len(found) - 1]
+
+
+def test_a_token_is_drawn_after_all_drafts_before_it() -> None:
+    row = Opening(1, [4, 5], 1, Sampling(seed=3))
+    found = places(row, [6, 7])
+    assert [list(place.ids) for place in found] == [[4, 5], [4, 5, 6], [4, 5, 6, 7]]
+    assert {(place.prompt_tokens, place.sampling) for place in found} == {(1, row.sampling)}

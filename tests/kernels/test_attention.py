@@ -1,0 +1,310 @@
+"""The kernels for CPUs, Triton's, interpreted on a CPU, and their plain-torch twins compute
+attention as it is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import attention_kernels
+from kernels.gpu.paged import attend_rectangle, queries_per_tile
+from runtime.attention import (
+    FOR_PROMPTS,
+    Chunk,
+    RaggedAttention,
+    RectangleAttention,
+    Span,
+    attend_rows,
+    fastest_for_prompts,
+)
+from runtime.cache import BlockTable, KVPool, KVShape
+from runtime.gpu.paged import PagedAttention, sent_alone
+from tests.examples import examples
+from tests.kernels.conftest import DEVICE
+
+CPU = torch.device("cpu")
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# relative to the largest value
+TOLERANCE = {F32: 3e-6, F16: 2e-3, BF16: 1e-2}
+BY_CPU = ["attend_f32", "attend_bf16", *FOR_PROMPTS]
+
+rows = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 150)), min_size=1, max_size=6)
+long_rows = st.lists(st.tuples(st.integers(0, 700), st.integers(1, 150)), min_size=1, max_size=4)
+windows = st.sampled_from([None, None, 1, 20, 64])
+grouped = st.sampled_from([(1, 1), (3, 3), (8, 2), (7, 1), (16, 16)])
+seeds = st.integers(0, 2**31)
+
+
+class Iteration(NamedTuple):
+    """Rows over a pool that is no number wherever nothing was written."""
+
+    pool: KVPool
+    spans: Sequence[Span]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def iteration(
+    lengths: Sequence[tuple[int, int]], shape: KVShape, heads: int, seed: int
+) -> Iteration:
+    """`lengths`: of each row, tokens in the pool and new ones."""
+    generator = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    needed = [-(-(start + count) // shape.block_tokens) for start, count in lengths]
+    blocks = iter(generator.permutation(sum(needed) + 3).tolist())
+    pool, spans, first = KVPool(shape, sum(needed) + 3), [], 0
+    pool.keys.fill_(float("nan"))
+    pool.values.fill_(float("nan"))
+    for (start, count), size in zip(lengths, needed, strict=True):
+        table = BlockTable([next(blocks) for _ in range(size)])
+        spans.append(Span(first, count, start, table))
+        first += count
+        at = torch.from_numpy(table.slots(0, start, shape.block_tokens))
+        for layer in range(shape.n_layer):
+            for slots in pool.slots(layer):
+                slots[at] = torch.randn(start, shape.kv_heads, shape.head_dim).to(slots)
+    # queries, keys and values are slices of one tensor, as those of a network are
+    fused = torch.randn(first, heads + 2 * shape.kv_heads, shape.head_dim).to(pool.keys)
+    return Iteration(pool, spans, *fused.split([heads, shape.kv_heads, shape.kv_heads], 1))
+
+
+def attended(of: Iteration, by: str, spans: Sequence[Span], layer: int = 0) -> Tensor:
+    """What a kernel makes of some of the rows; of "torch", and for a kernel that this machine has
+    not got, the one that it takes. Writes new keys and values to the pool."""
+    shape = of.pool.shape
+    if by != "triton":
+        kernel = attention_kernels(shape.head_dim).get(by)
+        return RaggedAttention(spans, of.pool, kernel=kernel)(layer, *of[2:])
+    present = [span for span in spans if span.length]
+    tile = queries_per_tile(shape.dtype, shape.head_dim) // (of.q.shape[1] // shape.kv_heads)
+    laid = sent_alone(np.zeros(len(of.q), dtype=np.int64), present, shape, tile)
+    return PagedAttention(laid, of.pool)(layer, *of[2:])
+
+
+def defined(of: Iteration, layer: int, window: int | None) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v of the positions that a token sees, in float64."""
+    pool, spans, q, k, v = of
+    group, out = q.shape[1] // k.shape[1], torch.zeros_like(q, dtype=torch.float64)
+    for span in spans:
+        past = torch.from_numpy(span.table.slots(0, span.start, pool.shape.block_tokens))
+        new = slice(span.first, span.first + span.length)
+        keys, values = (
+            torch.cat([slots[past], fresh[new]]).double().repeat_interleave(group, 1)
+            for slots, fresh in zip(pool.slots(layer), (k, v), strict=True)
+        )  # [end, H, D]
+        query, key = span.start + torch.arange(span.length)[:, None], torch.arange(len(keys))
+        hidden = (key > query) | (key <= query - (window or len(keys)))
+        scores = torch.einsum("nhd,thd->hnt", q[new].double(), keys) * q.shape[2] ** -0.5
+        weights = scores.masked_fill(hidden.to(q.device), -torch.inf).softmax(-1)
+        out[new] = torch.einsum("hnt,thd->nhd", weights, values)
+    return out
+
+
+def copy_of(of: Iteration) -> Iteration:
+    """Over a pool of its own."""
+    pool = KVPool(of.pool.shape, of.pool.keys.shape[1])
+    pool.keys.copy_(of.pool.keys)
+    pool.values.copy_(of.pool.values)
+    return of._replace(pool=pool)
+
+
+def same(one: KVPool, other: KVPool) -> bool:
+    """To the last bit, and where nothing was written."""
+    pairs = ((one.keys, other.keys), (one.values, other.values))
+    return all(torch.equal(a.nan_to_num(99), b.nan_to_num(99)) for a, b in pairs)
+
+
+def check(by: str, of: Iteration) -> None:
+    if not len(of.q):
+        return
+    twin, shape = copy_of(of), of.pool.shape
+    for layer in range(shape.n_layer):
+        window = shape.window(layer)
+        expected, found = defined(of, layer, window), torch.zeros_like(of.q)
+        chunks = [Chunk(span, shape, window) for span in of.spans if span.length]
+        attend_rows(chunks, twin.pool, layer, *of[2:], found, of.q.shape[2] ** -0.5)
+        limit = TOLERANCE[shape.dtype] * max(1.0, float(expected.abs().max()))
+        for actual in (attended(of, by, of.spans, layer), found):
+            assert torch.allclose(actual.double(), expected, rtol=0, atol=limit)
+    # both wrote the same, and nothing but the new positions
+    assert same(of.pool, twin.pool)
+    written = sum(span.start + span.length for span in of.spans)
+    numbers = int(twin.pool.keys.isfinite().sum())
+    assert numbers == shape.n_layer * written * shape.kv_heads * shape.head_dim
+
+
+@given(
+    st.sampled_from(BY_CPU), rows, grouped, st.sampled_from([16, 48, 64, 80, 256]), windows,
+    st.sampled_from([16, 32]), seeds,
+)  # fmt: skip
+@examples(40, 400)
+def test_kernels_for_cpus_and_their_twin_compute_rows_of_any_length(  # type: ignore[no-untyped-def]
+    by, lengths, heads, head_dim, window, block_tokens, seed
+) -> None:
+    dtype = F32 if by == "attend_f32" else BF16
+    shape = KVShape(2, heads[1], head_dim, dtype, CPU, block_tokens, (window, None))
+    check(by, iteration(lengths, shape, heads[0], seed))
+
+
+@given(
+    long_rows, st.lists(st.integers(0, 700), max_size=4), grouped,
+    st.sampled_from([16, 40, 64, 128, 256]), st.sampled_from(list(TOLERANCE)), windows, seeds,
+)  # fmt: skip
+@examples(1, 200)
+def test_triton_computes_any_mixture(prompts, decodes, heads, dim, dtype, window, seed) -> None:  # type: ignore[no-untyped-def]
+    shape = KVShape(1, heads[1], dim, dtype, DEVICE, windows=(window,))
+    check("triton", iteration([*prompts, *((n, 1) for n in decodes)], shape, heads[0], seed))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "head_dim", "dtype", "window"),
+    [
+        ([(0, 5), (99, 1), (63, 1), (20, 37), (0, 1), (0, 70)], (2, 2), 16, F32, None),
+        ([(99, 1), (20, 37)], (2, 2), 16, F16, None),
+        ([(99, 1), (20, 37), (0, 70)], (6, 2), 40, BF16, None),
+        ([(600, 1), (255, 1), (256, 1), (7, 9), (0, 1)], (2, 2), 16, F32, None),  # split
+        ([(600, 1), (19, 1), (120, 40), (0, 70)], (2, 2), 16, F32, 20),
+    ],
+)
+def test_one_launch_of_triton_serves_prompts_chunks_and_decodes(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+) -> None:
+    shape = KVShape(1, heads[1], head_dim, dtype, DEVICE, windows=(window,))
+    check("triton", iteration(lengths, shape, heads[0], 0))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("by", BY_CPU)
+def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
+    by: str, window: int | None
+) -> None:
+    """And whatever is computed beside it. Kernels for prompts do not compute single tokens."""
+    if by not in attention_kernels(80):
+        pytest.skip("not on this machine")
+    one = 2 if by in FOR_PROMPTS else 1
+    shape = KVShape(1, 2, 80, F32 if by == "attend_f32" else BF16, CPU, windows=(window,))
+    whole = iteration([(0, 300), (30, 1), (70, 33)], shape, 6, seed=2)
+    together, start = attended(whole, by, whole.spans), 0
+    for length in (2, 31, 40, 3, one, 74, 150 - one):
+        part = Span(start, length, start, whole.spans[0].table)
+        out = attended(whole, by, [part])
+        assert torch.equal(out[start : start + length], together[start : start + length])
+        start += length
+    assert start == 300
+    assert torch.equal(attended(whole, by, whole.spans[1:2])[300], together[300])
+
+
+def test_a_decode_of_triton_does_not_depend_on_what_it_is_batched_with() -> None:
+    of = iteration([(199, 1), (499, 1)], KVShape(1, 2, 16, F32, DEVICE), 2, seed=0)
+    together = attended(of, "triton", of.spans)
+    for i in range(2):
+        assert torch.equal(attended(of, "triton", of.spans[i : i + 1])[i], together[i])
+
+
+@pytest.mark.parametrize(
+    ("by", "head_dim", "past", "dtype", "window"),
+    [
+        *(("kernel", 80, 37, dtype, window) for dtype in (F32, BF16) for window in (None, 20)),
+        *(("torch", 500, 37, dtype, window) for dtype in (F32, BF16) for window in (None, 20)),
+        ("triton", 16, 20, BF16, None),
+        ("triton", 16, 253, F32, None),  # the keys of some are split
+        pytest.param("triton", 16, 600, F32, 300, marks=pytest.mark.long),
+    ],
+)
+def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_last_bit(
+    by: str, head_dim: int, past: int, dtype: torch.dtype, window: int | None
+) -> None:
+    """Drafts: rows at consecutive positions of one table, beside a decode and a prompt. Triton
+    computes the last first: it reads what the others store."""
+    device = DEVICE if by == "triton" else CPU
+    shape = KVShape(1, 2, head_dim, dtype, device, windows=(window,))
+    of = iteration([(past, 5), (70, 1), (5, 12)], shape, 6, seed=4)
+    drafted, other = of.spans[0], copy_of(of)
+    drafts = [Span(i, 1, drafted.start + i, drafted.table) for i in range(drafted.length)]
+    laid = drafts[::-1] if by == "triton" else drafts
+    together = attended(of, by, [*laid, *of.spans[1:]])
+    alone = [attended(other, by, [draft])[i] for i, draft in enumerate(drafts)]
+    attended(other, by, of.spans[1:])
+    assert torch.equal(torch.stack(alone), together[: drafted.length])
+    assert same(of.pool, other.pool)
+
+
+def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = attention_kernels.__wrapped__
+    monkeypatch.setattr("kernels._amx_allowed", lambda library: False)
+    assert refused(64).keys() == attention_kernels(64).keys() - {"attend_amx_bf16"}
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.7, FOR_PROMPTS[0]), (0.8, "attend_bf16")])
+def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
+    seconds: float, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [[1.0, seconds]]
+    monkeypatch.setattr("kernels.choice.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("runtime.attention._prompt_seconds", lambda head_dim, names: taken.pop())
+    for _ in range(2):
+        choice = fastest_for_prompts.__wrapped__(64, ("attend_bf16", FOR_PROMPTS[0]))
+        assert choice == chosen
+    assert not taken
+
+
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=5), st.lists(st.booleans()), st.integers(0, 9)
+)
+def test_padding_does_not_reach_the_tokens_of_a_rectangle(lengths, done, seed) -> None:  # type: ignore[no-untyped-def]
+    """A prefill and two decodes, in which the rows that are done are padding."""
+    torch.manual_seed(seed)
+    heads, dim, count = 2, 16, len(lengths)
+    shape = KVShape(1, heads, dim, F32, CPU)
+    pool, alone = KVPool(shape, 2 + count), KVPool(shape, 2 + count)
+    pool.keys.fill_(float("nan"))
+    pool.values.fill_(float("nan"))
+    pool.clear(slice(1, 1 + count))
+    tables = [BlockTable([1 + row]) for row in range(count)]
+    counts, starts = np.array(lengths), np.zeros(count, dtype=np.int64)
+    goes_on = np.array([not (done + [False] * count)[row] for row in range(count)], dtype=np.int64)
+    for width in (max(lengths), 1, 1):
+        positions = ((starts + counts - width)[:, None] + np.arange(width)).clip(0)
+        q, k, v = torch.randn(count * width, 3, heads, dim).unbind(1)
+        out = RectangleAttention(pool, 1, 1, positions, counts)(0, q, k, v)
+        assert out.isfinite().all()
+        ends = [(row + 1) * width for row in range(count)]
+        spans = [
+            Span(end - n, int(n), int(start), table)
+            for end, n, start, table in zip(ends, counts, starts, tables, strict=True)
+        ]
+        expected = attended(Iteration(alone, spans, q, k, v), "torch", spans)
+        for span in spans:
+            tokens = slice(span.first, span.first + span.length)
+            assert torch.allclose(out[tokens], expected[tokens], atol=1e-6)
+        starts, counts = starts + counts, goes_on
+    for row, end in enumerate(starts):
+        assert torch.equal(pool.keys[:, 1 + row, :end], alone.keys[:, 1 + row, :end])
+        assert torch.equal(pool.values[:, 1 + row, :end], alone.values[:, 1 + row, :end])
+
+
+def test_the_twin_of_triton_is_plain_attention() -> None:
+    """With rows of different positions side by side."""
+    torch.manual_seed(0)
+    of = iteration([(20, 3), (5, 2)], KVShape(1, 2, 16, F32, CPU, windows=(9,)), 4, seed=0)
+    attended(of, "torch", of.spans)  # stores the new ones
+    tables = torch.tensor(np.stack([span.table.blocks for span in of.spans[:1]]))
+    found = attend_rectangle(
+        of.q[None, :3], of.pool.keys[0], of.pool.values[0], tables, torch.arange(20, 23)[None], 9
+    )
+    assert torch.allclose(found[0].double(), defined(of, 0, 9)[:3], atol=1e-6)

@@ -1,0 +1,80 @@
+"""Choices among kernels: measured once, kept, and believed only where they can be."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import kernels.choice
+from kernels.choice import Choices, kept_choices
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
+
+
+@pytest.fixture
+def measured() -> list[str]:
+    """The keys that were measured, in order."""
+    return []
+
+
+def choose(measured: list[str], *keys: str, machine: str = "this") -> Choices:
+    def measure(missing: Sequence[str]) -> Choices:
+        measured.extend(missing)
+        return dict.fromkeys(missing, "fast")
+
+    return kept_choices("some", lambda: machine, keys, ["fast", "slow"], measure)
+
+
+def test_a_key_is_measured_once_and_then_read(measured: list[str], tmp_path: Path) -> None:
+    assert choose(measured, "a") == {"a": "fast"}
+    (path,) = tmp_path.glob("choice-some-*.json")
+    path.write_text(json.dumps({"a": "slow"}))  # as an earlier start measured it
+    assert choose(measured, "a", "b") == {"a": "slow", "b": "fast"}
+    assert choose(measured, "b", "a") == {"b": "fast", "a": "slow"}
+    assert measured == ["a", "b"], "what is missing in the file is added"
+    choose(measured, "a", machine="another")
+    assert measured == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"a": 7}', '{"a": []}', '{"a": "of another age"}']
+)
+def test_an_invalid_file_is_replaced_by_a_new_measurement(
+    text: str, measured: list[str], tmp_path: Path
+) -> None:
+    choose(measured, "a")
+    (path,) = tmp_path.glob("choice-some-*.json")
+    path.write_text(text)
+    assert choose(measured, "a") == json.loads(path.read_text()) == {"a": "fast"}
+    assert measured == ["a", "a"]
+
+
+def test_processes_that_start_together_measure_once_and_agree(measured: list[str]) -> None:
+    found: list[Choices] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(choose(measured, "a", "b"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert measured == ["a", "b"]
+    assert found == [{"a": "fast", "b": "fast"}] * 3
+
+
+def test_without_a_folder_to_keep_it_a_choice_is_measured_each_time(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(kernels.choice, "cache_folder", no_home)
+    assert choose(measured, "a") == choose(measured, "a") == {"a": "fast"}
+    assert measured == ["a", "a"]

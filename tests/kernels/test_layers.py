@@ -1,0 +1,242 @@
+"""What kernels compute between matrix products, against the formulas in double precision: those for
+CPUs, and Triton's, interpreted on a CPU. And networks whose layers they replace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import runtime.gpu.layers
+import runtime.gpu.twins
+import runtime.layers
+from models.decoder import AddRMSNorm, Block, Decoder, Gated, RMSNorm
+from models.description import Description
+from models.gpt2 import GPT, AddNorm, GeluLinear, GPTConfig, causal_attention, init_weights
+from models.gpt2 import Block as GPTBlock
+from models.networks import Network
+from models.rope import Rope
+from runtime.gpu.layers import KernelAddNorm, KernelGeluLinear, PaddedHead, adapt
+from runtime.gpu.twins import others_differ
+from runtime.layers import kernels_work, use_kernels
+from runtime.shards import GatheredLinear
+from tests.kernels.conftest import DEVICE, launched
+
+EPS = 1e-5
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+ROUNDING = {
+    ("cpu", F32): 2e-6, ("cpu", BF16): 2.0**-8,
+    # the interpreter rounds float32 to bfloat16 towards zero
+    ("triton", F32): 1e-5, ("triton", F16): 5e-3, ("triton", BF16): 4e-2,
+}  # fmt: skip
+
+
+class By(NamedTuple):
+    """What computes a layer."""
+
+    place: str
+    dtype: torch.dtype
+
+    def __call__(self, name: str, layer: Any) -> Callable[..., Any]:
+        if self.place == "triton":
+            made: Callable[..., Any] = getattr(runtime.gpu.layers, name)(layer)
+            return made
+        given = layer.activation if isinstance(layer, Gated) else layer
+        by_cpu: Callable[..., Any] = getattr(runtime.layers, name)(given, self.dtype)
+        return by_cpu
+
+    @property
+    def rows(self) -> Sequence[int]:
+        return (1, 3, 70) if self.place == "cpu" else (1, 3)  # the interpreter is slow
+
+    def close(self, found: Tensor, exact: Tensor) -> bool:
+        limit = ROUNDING[self.place, self.dtype]
+        return torch.allclose(found.double(), exact, rtol=limit, atol=limit)
+
+    def are_launched(self, names: list[str], one: str) -> bool:
+        return names == ([one] if self.place == "triton" else [])
+
+
+@pytest.fixture(params=ROUNDING, ids=str)
+def by(request: pytest.FixtureRequest) -> Iterator[By]:
+    found = By(*request.param)
+    if found.place == "cpu" and not kernels_work(found.dtype):
+        pytest.skip("no compiler")
+    with torch.device("cpu") if found.place == "cpu" else DEVICE:
+        yield found
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def description(*, head_dim: int = 16, norms: bool) -> Description:
+    return Description(
+        "qwen3", vocab_size=50, context=64, n_layer=2, n_head=3, kv_heads=1, head_dim=head_dim,
+        n_embd=48, mlp_width=72, norm_eps=EPS, tied=True, ropes=(Rope(1e4), None),
+        windows=(None, None), qk_norms=norms, norms_after=norms, query_scale=0.5,
+        activation="gelu_tanh" if norms else "silu",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 16, 1021])
+def test_a_residual_sum_is_rounded_and_normed_in_one_launch(by: By, width: int) -> None:
+    torch.manual_seed(width)
+    norm = AddRMSNorm(width, EPS).requires_grad_(False)
+    norm.weight.normal_()
+    kernel = by("KernelAddRMSNorm", norm)
+    for rows in by.rows:
+        x, y = (3 * torch.randn(2, rows, width)).to(by.dtype)
+        with launched() as names:
+            summed, normed = kernel(x, y)
+        assert by.are_launched(names, "rms_norm")
+        assert by.close(summed, (x + y).double())
+        assert by.close(normed, rms_norm(summed.double(), norm.weight.double()))
+        assert torch.equal(by("KernelRMSNorm", norm)(summed), normed)
+        assert torch.equal(kernel(x[-1], y[-1])[1], normed[-1]), "whatever the other rows are"
+
+
+@pytest.mark.parametrize("width", [1, 16, 1021])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_gate_multiplies_what_is_beside_it_in_one_launch(
+    by: By, activation: str, width: int
+) -> None:
+    torch.manual_seed(width)
+    kernel = by("KernelGated", Gated(activation))
+    for rows in by.rows:
+        x = (4 * torch.randn(rows, 2 * width)).to(by.dtype)
+        x[0, 0] = -1e4
+        gate, up = x.double().chunk(2, dim=-1)
+        act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        with launched() as names:
+            found = kernel(x)
+        assert by.are_launched(names, "gated")
+        assert by.close(found, act * up)
+        assert torch.equal(found[-1], kernel(x[-1]))
+
+
+@pytest.mark.parametrize("dim", [16, 40, 80, 256])
+@pytest.mark.parametrize("normed", [False, True])
+def test_queries_and_keys_are_normed_and_turned_in_place_in_one_launch(
+    by: By, dim: int, normed: bool
+) -> None:
+    torch.manual_seed(dim)
+    block = Block(description(head_dim=dim, norms=normed)).requires_grad_(False)
+    weights = 1 + torch.rand(2, dim)
+    if block.q_norm is not None and block.k_norm is not None:
+        block.q_norm.weight.copy_(weights[0])
+        block.k_norm.weight.copy_(weights[1])
+    for tokens in by.rows:
+        qkv = torch.randn(tokens, 5 * dim).to(by.dtype)
+        q, k, v = (part.unflatten(-1, (-1, dim)) for part in qkv.split([3 * dim, dim, dim], dim=-1))
+        angles = torch.rand(tokens, 1, dim // 2) * 100
+        given = [x.double() for x in (q, k, v)]
+        with launched() as names:
+            found = by("KernelRotation", block)(
+                q, k, (angles.cos(), angles.sin()), block.q_norm, block.k_norm
+            )
+        assert by.are_launched(names, "rotate")
+        if normed:
+            given[:2] = [rms_norm(x, w.double()) for x, w in zip(given, weights, strict=False)]
+        turn = torch.polar(torch.ones_like(angles).double(), angles.double())
+        for x, scale, turned in zip(given, (0.5, 1.0), found, strict=False):
+            pairs = torch.complex(*x.chunk(2, dim=-1)) * turn * scale
+            assert by.close(turned, torch.cat([pairs.real, pairs.imag], dim=-1))
+        assert found[0].data_ptr() == qkv.data_ptr(), "nothing is copied"
+        assert torch.equal(v.double(), given[2])
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_layers_of_gpt_2_and_draws_are_those_of_plain_torch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the self-check compares them on a GPU; of fewer tokens, since the interpreter is slow."""
+    monkeypatch.setattr(runtime.gpu.twins, "VOCABULARY", 201)
+    monkeypatch.setattr(runtime.gpu.twins, "SEEDS", 2)
+    assert others_differ(DEVICE, dtype) is None
+    x, norm = torch.randn(2, 3, 16).to(dtype), AddNorm(16).to(dtype).requires_grad_(False)
+    linear = GeluLinear(16, 32, "tanh").to(dtype).requires_grad_(False)
+    with launched() as names:
+        KernelAddNorm(norm)(*x)
+        KernelGeluLinear(linear)(x[0])
+    assert names == ["add_norm", "bias_gelu"]
+
+
+# --- networks -------------------------------------------------------------------------------
+
+
+def gpt(gelu: str = "tanh") -> GPT:
+    made = GPT(GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32, gelu=gelu))
+    init_weights(made, 0)
+    return made.requires_grad_(False)
+
+
+def by_kernels(network: Network) -> None:
+    use_kernels(network, torch.float32)
+
+
+def by_triton(network: Network) -> None:
+    adapt(network, kernels=True)
+
+
+@pytest.mark.parametrize("replace", [by_kernels, by_triton])
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_decoder_whose_layers_are_replaced_computes_the_same(
+    norms: bool, replace: Callable[[Network], None]
+) -> None:
+    if replace is by_kernels and not kernels_work(torch.float32):
+        pytest.skip("no compiler")
+    torch.manual_seed(0)
+    with DEVICE if replace is by_triton else torch.device("cpu"):
+        network = Decoder(description(norms=norms)).requires_grad_(False)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        replaced = copy.deepcopy(network)
+        for _ in range(2):  # executors may share a network
+            replace(replaced)
+        plain = [m for m in replaced.modules() if isinstance(m, RMSNorm | Gated)]
+        assert not plain
+        asked = (torch.randint(0, 50, (9,)), torch.arange(9), lambda _, q, k, v: q * k + v)
+        assert torch.allclose(replaced(*asked), network(*asked), atol=1e-4)
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("kernels", [False, True])
+def test_an_adapted_gpt_computes_the_same_and_shares_a_padded_vocabulary(kernels: bool) -> None:
+    plain, adapted = gpt(), gpt()
+    for _ in range(2):
+        adapt(adapted, kernels=kernels)
+    tokens = torch.tensor([[1, 96, 5], [7, 7, 0]])
+    asked = (tokens, torch.arange(3), causal_attention)
+    logits = adapted.head(adapted(*asked))
+    assert logits.shape == (2, 3, 97)
+    assert torch.allclose(logits, plain.head(plain(*asked)), atol=1e-6)
+    head = adapted.head
+    assert isinstance(head, PaddedHead)
+    assert head.weight.shape == (128, 32)
+    assert adapted.wte.weight.shape == (97, 32)
+    assert adapted.wte.weight.data_ptr() == head.weight.data_ptr()
+    assert head(torch.zeros(3, 32)).stride() == (128, 1)
+
+
+def test_the_head_of_a_shard_is_padded_within_the_layer_that_gathers() -> None:
+    adapted = gpt()
+    adapted.head = GatheredLinear(adapted.head, 2, 97)  # type: ignore[assignment]
+    adapt(adapted, kernels=False)
+    assert isinstance(adapted.head.part, PaddedHead)
+    assert adapted.head.part(torch.zeros(3, 32)).shape == (3, 97)
+
+
+def test_a_gelu_of_another_form_is_left_alone() -> None:
+    for gelu, fused in (("tanh", True), ("none", False)):
+        adapted = gpt(gelu)
+        adapt(adapted, kernels=True)
+        block = adapted.blocks[0]
+        assert isinstance(block, GPTBlock)
+        assert isinstance(block.fc, KernelGeluLinear) == fused
