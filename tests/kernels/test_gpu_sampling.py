@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,8 +14,6 @@ from triton.runtime.interpreter import GridExecutor
 
 import kernels.gpu.sampling
 from requested import Sampling
-from runtime.sampling.drawing import _mix as mix
-from runtime.sampling.drawing import keys
 from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, drawing_of
 from seams import Opening
 from tests.examples import examples
@@ -85,24 +80,6 @@ def test_the_first_of_equally_good_tokens_wins_across_pieces() -> None:
     assert Sampler(kernel=True).draw(logits, rows).tolist() == [130, 0]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _bits(seeds, positions, found, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    ids = tl.arange(0, SIZE)
-    at = tl.program_id(0)
-    key = kernels.gpu.sampling._key(tl.load(seeds + at), tl.load(positions + at))
-    mix = kernels.gpu.sampling._mix
-    tl.store(found + at * SIZE + ids, mix(mix(ids.to(tl.uint32)) ^ key).to(tl.int32, bitcast=True))
-
-
-def test_the_hash_is_that_of_the_twin_to_the_last_bit() -> None:
-    seeds = torch.tensor([0, 1, -1, 2**62, -(2**63)])
-    positions = torch.tensor([1, 7, 2**20, 0, 5])
-    found = torch.empty(5, 256, dtype=torch.int32)
-    _bits[(5,)](seeds, positions, found, 256)
-    ids = torch.arange(256, dtype=torch.int32)
-    assert torch.equal(found, mix(mix(ids)[None] ^ keys(seeds, positions)[:, None]))
-
-
 def test_a_batch_that_stays_knows_what_it_drew() -> None:
     penalised = Sampling(seed=2, repetition_penalty=1.5, presence_penalty=1.0)
     sampler, growing = Sampler(kernel=True), [Opening(0, [0, 1, 2], 2, penalised)]
@@ -144,25 +121,6 @@ def test_the_warm_up_compiles_what_any_batch_needs(monkeypatch: pytest.MonkeyPat
         assert called.found <= warmed.found
 
     any_batch()
-
-
-@pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"top_k": 50}], ids=str)
-def test_a_cut_of_bfloat16_reads_a_row_five_times_by_many_programs(
-    asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels.gpu.sampling, "PIECE", 4096)
-    reads: list[int] = []  # programs of each launch that reads scores
-
-    def note(executor: GridExecutor, *args: Tensor, **_: object) -> None:
-        if args[0].shape == logits.shape:
-            reads.append(math.prod(executor.grid))
-
-    monkeypatch.setattr(GridExecutor, "__call__", note)
-    logits = torch.zeros(64, 151_936, dtype=torch.bfloat16)
-    Sampler(kernel=True).draw(logits, [row(Sampling(**asked))] * 64)  # type: ignore[arg-type]
-    # a program reads its own piece, and only that
-    assert len(reads) == 5
-    assert all(132 <= programs <= 64 * -(-151_936 // 4096) for programs in reads)
 
 
 @pytest.mark.parametrize(

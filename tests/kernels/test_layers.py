@@ -1,74 +1,48 @@
-"""What kernels compute between matrix products, against the formulas in double precision: those for
-CPUs, and Triton's, interpreted on a CPU. And networks whose layers they replace."""
+"""What kernels for CPUs, and Triton's, compute between matrix products, against the formulas in
+double precision; and networks whose layers they replace, with how many are launched."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import runtime.gpu.layers
 import runtime.gpu.twins
-import runtime.layers
 from models.decoder import AddRMSNorm, Block, Decoder, Gated, RMSNorm
 from models.description import Description
-from models.gpt2 import GPT, AddNorm, GeluLinear, GPTConfig, causal_attention, init_weights
+from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.gpt2 import Block as GPTBlock
 from models.networks import Network
 from models.rope import Rope
-from runtime.gpu.layers import KernelAddNorm, KernelGeluLinear, PaddedHead, adapt
+from runtime.gpu.layers import KernelGeluLinear, PaddedHead, adapt
 from runtime.gpu.twins import others_differ
-from runtime.layers import kernels_work, use_kernels
+from runtime.layers import (
+    KernelAddRMSNorm,
+    KernelGated,
+    KernelRMSNorm,
+    KernelRotation,
+    kernels_work,
+    use_kernels,
+)
 from runtime.shards import GatheredLinear
 from tests.kernels.conftest import DEVICE, launched
 
 EPS = 1e-5
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-ROUNDING = {
-    ("cpu", F32): 2e-6, ("cpu", BF16): 2.0**-8,
-    # the interpreter rounds float32 to bfloat16 towards zero
-    ("triton", F32): 1e-5, ("triton", F16): 5e-3, ("triton", BF16): 4e-2,
-}  # fmt: skip
+ROUNDING = {F32: 2e-6, BF16: 2.0**-8}
+ROWS = (1, 3, 70)
+
+for_cpus = pytest.mark.parametrize("dtype", [of for of in ROUNDING if kernels_work(of)], ids=str)
 
 
-class By(NamedTuple):
-    """What computes a layer."""
-
-    place: str
-    dtype: torch.dtype
-
-    def __call__(self, name: str, layer: Any) -> Callable[..., Any]:
-        if self.place == "triton":
-            made: Callable[..., Any] = getattr(runtime.gpu.layers, name)(layer)
-            return made
-        given = layer.activation if isinstance(layer, Gated) else layer
-        by_cpu: Callable[..., Any] = getattr(runtime.layers, name)(given, self.dtype)
-        return by_cpu
-
-    @property
-    def rows(self) -> Sequence[int]:
-        return (1, 3, 70) if self.place == "cpu" else (1, 3)  # the interpreter is slow
-
-    def close(self, found: Tensor, exact: Tensor) -> bool:
-        limit = ROUNDING[self.place, self.dtype]
-        return torch.allclose(found.double(), exact, rtol=limit, atol=limit)
-
-    def are_launched(self, names: list[str], one: str) -> bool:
-        return names == ([one] if self.place == "triton" else [])
-
-
-@pytest.fixture(params=ROUNDING, ids=str)
-def by(request: pytest.FixtureRequest) -> Iterator[By]:
-    found = By(*request.param)
-    if found.place == "cpu" and not kernels_work(found.dtype):
-        pytest.skip("no compiler")
-    with torch.device("cpu") if found.place == "cpu" else DEVICE:
-        yield found
+def close(found: Tensor, exact: Tensor) -> bool:
+    limit = ROUNDING[found.dtype]
+    return torch.allclose(found.double(), exact, rtol=limit, atol=limit)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,46 +58,44 @@ def description(*, head_dim: int = 16, norms: bool) -> Description:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [1, 16, 1021])
-def test_a_residual_sum_is_rounded_and_normed_in_one_launch(by: By, width: int) -> None:
+@for_cpus
+@pytest.mark.parametrize("width", [1, 16, 576, 1021])
+def test_a_residual_sum_is_rounded_and_normed(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(width)
     norm = AddRMSNorm(width, EPS).requires_grad_(False)
     norm.weight.normal_()
-    kernel = by("KernelAddRMSNorm", norm)
-    for rows in by.rows:
-        x, y = (3 * torch.randn(2, rows, width)).to(by.dtype)
-        with launched() as names:
-            summed, normed = kernel(x, y)
-        assert by.are_launched(names, "rms_norm")
-        assert by.close(summed, (x + y).double())
-        assert by.close(normed, rms_norm(summed.double(), norm.weight.double()))
-        assert torch.equal(by("KernelRMSNorm", norm)(summed), normed)
+    kernel = KernelAddRMSNorm(norm, dtype)
+    for rows in ROWS:
+        x, y = (3 * torch.randn(2, rows, width)).to(dtype)
+        summed, normed = kernel(x, y)
+        assert torch.equal(summed, x + y)
+        assert close(normed, rms_norm(summed.double(), norm.weight.double()))
+        assert torch.equal(KernelRMSNorm(norm, dtype)(summed), normed)
         assert torch.equal(kernel(x[-1], y[-1])[1], normed[-1]), "whatever the other rows are"
 
 
-@pytest.mark.parametrize("width", [1, 16, 1021])
+@for_cpus
+@pytest.mark.parametrize("width", [1, 16, 576, 1021])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_a_gate_multiplies_what_is_beside_it_in_one_launch(
-    by: By, activation: str, width: int
+def test_a_gate_multiplies_what_is_beside_it(
+    dtype: torch.dtype, activation: str, width: int
 ) -> None:
     torch.manual_seed(width)
-    kernel = by("KernelGated", Gated(activation))
-    for rows in by.rows:
-        x = (4 * torch.randn(rows, 2 * width)).to(by.dtype)
+    for rows in ROWS:
+        x = (4 * torch.randn(rows, 2 * width)).to(dtype)
         x[0, 0] = -1e4
         gate, up = x.double().chunk(2, dim=-1)
-        act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        with launched() as names:
-            found = kernel(x)
-        assert by.are_launched(names, "gated")
-        assert by.close(found, act * up)
-        assert torch.equal(found[-1], kernel(x[-1]))
+        by = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        found = KernelGated(activation, dtype)(x)
+        assert close(found, by * up)
+        assert torch.equal(found[-1], KernelGated(activation, dtype)(x[-1]))
 
 
-@pytest.mark.parametrize("dim", [16, 40, 80, 256])
+@for_cpus
+@pytest.mark.parametrize("dim", [16, 40, 64, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_and_keys_are_normed_and_turned_in_place_in_one_launch(
-    by: By, dim: int, normed: bool
+def test_queries_and_keys_are_normed_and_turned_in_place(
+    dtype: torch.dtype, dim: int, normed: bool
 ) -> None:
     torch.manual_seed(dim)
     block = Block(description(head_dim=dim, norms=normed)).requires_grad_(False)
@@ -131,41 +103,32 @@ def test_queries_and_keys_are_normed_and_turned_in_place_in_one_launch(
     if block.q_norm is not None and block.k_norm is not None:
         block.q_norm.weight.copy_(weights[0])
         block.k_norm.weight.copy_(weights[1])
-    for tokens in by.rows:
-        qkv = torch.randn(tokens, 5 * dim).to(by.dtype)
+    for tokens in ROWS:
+        qkv = torch.randn(tokens, 5 * dim).to(dtype)
         q, k, v = (part.unflatten(-1, (-1, dim)) for part in qkv.split([3 * dim, dim, dim], dim=-1))
         angles = torch.rand(tokens, 1, dim // 2) * 100
+        turns = angles.cos(), angles.sin()
         given = [x.double() for x in (q, k, v)]
-        with launched() as names:
-            found = by("KernelRotation", block)(
-                q, k, (angles.cos(), angles.sin()), block.q_norm, block.k_norm
-            )
-        assert by.are_launched(names, "rotate")
+        found = KernelRotation(block, dtype)(q, k, turns, block.q_norm, block.k_norm)
         if normed:
             given[:2] = [rms_norm(x, w.double()) for x, w in zip(given, weights, strict=False)]
         turn = torch.polar(torch.ones_like(angles).double(), angles.double())
         for x, scale, turned in zip(given, (0.5, 1.0), found, strict=False):
             pairs = torch.complex(*x.chunk(2, dim=-1)) * turn * scale
-            assert by.close(turned, torch.cat([pairs.real, pairs.imag], dim=-1))
+            assert close(turned, torch.cat([pairs.real, pairs.imag], dim=-1))
         assert found[0].data_ptr() == qkv.data_ptr(), "nothing is copied"
         assert torch.equal(v.double(), given[2])
 
 
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-def test_layers_of_gpt_2_and_draws_are_those_of_plain_torch(
+def test_what_triton_computes_and_draws_is_that_of_plain_torch(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the self-check compares them on a GPU; of fewer tokens, since the interpreter is slow."""
+    """As the self-check compares it on a GPU; of fewer tokens, since the interpreter is slow."""
     monkeypatch.setattr(runtime.gpu.twins, "VOCABULARY", 201)
     monkeypatch.setattr(runtime.gpu.twins, "SEEDS", 2)
     assert others_differ(DEVICE, dtype) is None
-    x, norm = torch.randn(2, 3, 16).to(dtype), AddNorm(16).to(dtype).requires_grad_(False)
-    linear = GeluLinear(16, 32, "tanh").to(dtype).requires_grad_(False)
-    with launched() as names:
-        KernelAddNorm(norm)(*x)
-        KernelGeluLinear(linear)(x[0])
-    assert names == ["add_norm", "bias_gelu"]
 
 
 # --- networks -------------------------------------------------------------------------------
@@ -203,7 +166,13 @@ def test_a_decoder_whose_layers_are_replaced_computes_the_same(
         plain = [m for m in replaced.modules() if isinstance(m, RMSNorm | Gated)]
         assert not plain
         asked = (torch.randint(0, 50, (9,)), torch.arange(9), lambda _, q, k, v: q * k + v)
-        assert torch.allclose(replaced(*asked), network(*asked), atol=1e-4)
+        with launched() as names:
+            hidden = replaced(*asked)
+        assert torch.allclose(hidden, network(*asked), atol=1e-4)
+    # the first norm, and of each layer's two parts before, or also behind them; and those of
+    # queries and keys, where nothing is turned
+    launches = {"rms_norm": 1 + 2 * 4 + 2 if norms else 1 + 2 * 2, "gated": 2, "rotate": 1}
+    assert Counter(names) == (launches if replace is by_triton else {})
 
 
 @pytest.mark.usefixtures("on_device")
@@ -214,7 +183,10 @@ def test_an_adapted_gpt_computes_the_same_and_shares_a_padded_vocabulary(kernels
         adapt(adapted, kernels=kernels)
     tokens = torch.tensor([[1, 96, 5], [7, 7, 0]])
     asked = (tokens, torch.arange(3), causal_attention)
-    logits = adapted.head(adapted(*asked))
+    with launched() as names:
+        logits = adapted.head(adapted(*asked))
+    # of the embeddings' sum, and of two sums in each block
+    assert Counter(names) == ({"add_norm": 5, "bias_gelu": 2} if kernels else {})
     assert logits.shape == (2, 3, 97)
     assert torch.allclose(logits, plain.head(plain(*asked)), atol=1e-6)
     head = adapted.head

@@ -122,10 +122,8 @@ ALL = Sampling(
 SETTINGS = {
     "greedy": GREEDY,
     "temperature 1": Sampling(),
-    "top_p": Sampling(top_p=0.9),
-    "typical_p": Sampling(typical_p=0.9),
-    "penalties": Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1),
-    "bias": Sampling(logit_bias=((3, 1.0),), min_tokens=2, end_ids=(5,)),
+    "cuts": Sampling(top_p=0.9),
+    "penalties": Sampling(repetition_penalty=1.2, min_tokens=2, end_ids=(5,)),
     "logprobs": Sampling(logprobs=3, prompt_logprobs=2),
     "all": ALL,
 }

@@ -3,11 +3,11 @@ and when they are not used. And what a start prepares, so that no request waits 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -154,47 +154,27 @@ def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_resu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What CUDA would record is only noted here."""
-    streams: list[object] = []
-    memory: list[tuple[object, object]] = []
-    runs: list[tuple[int, int]] = []
-
-    class Stream:
-        def __init__(self) -> None:
-            streams.append(self)
-
-        def wait_stream(self, _: object) -> None: ...
-
-    @contextlib.contextmanager
-    def graph(_graph: object, pool: object, stream: object) -> Iterator[None]:
-        memory.append((pool, stream))
-        yield
+    addresses: list[int] = []
 
     def forward(of: Packed[Tensor], kept: Tensor | None, at: Tensor, _: Tensor) -> Tensor:
-        runs.append((at.data_ptr(), len(of.tokens)))
+        addresses.append(at.data_ptr())
         return torch.zeros(len(of.tokens) if kept is None else len(kept), 8)
 
-    current = Stream()
-    streams.clear()
-    for name, stub in {
-        "Stream": Stream,
-        "CUDAGraph": object,
-        "graph": graph,
-        "stream": lambda _: contextlib.nullcontext(),
-        "current_stream": lambda: current,
-        "graph_pool_handle": object,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stub)
+    cuda = mock.MagicMock()
+    monkeypatch.setattr("runtime.gpu.graphs.torch.cuda", cuda)
     monkeypatch.setattr("runtime.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
-    buckets = Buckets(20, 1024, 64)
-    tables = KeptTables(20, 16, torch.device("cpu"))
+    buckets, tables = Buckets(20, 1024, 64), KeptTables(20, 16, torch.device("cpu"))
     graphs = Graphs(forward, buckets, 20, 8, torch.float32, tables)
     graphs._record()
     count = len(list(buckets))
-    assert len(streams) == 1
-    assert len(memory) == count == len(graphs._graphs)
-    assert len(set(memory)) == 1
-    assert len(runs) == 2 * count  # before it is recorded, what is built at first use is built
-    assert {address for address, _ in runs} == {graphs._numbers.data_ptr()}
+    assert cuda.Stream.call_count == 1
+    assert len(cuda.graph.call_args_list) == count == len(graphs._graphs)
+    memory, stream = cuda.graph_pool_handle.return_value, cuda.Stream.return_value
+    for call in cuda.graph.call_args_list:
+        assert call.kwargs == {"pool": memory, "stream": stream}
+    assert cuda.graph_pool_handle.call_count == 1
+    # before it is recorded, what is built at first use is built
+    assert addresses == [graphs._numbers.data_ptr()] * 2 * count
     assert len(graphs._hidden) == 32  # of the largest batch that decodes
 
 

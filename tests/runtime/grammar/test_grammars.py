@@ -26,8 +26,8 @@ from runtime.grammar.checking import LOWEST, NICENESS, Checker, in_a_copy
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import LIMITS, GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
+from tests.runtime.grammar.conftest import allowed, shortest, text_of, walk
 from tests.runtime.grammar.schemas import Schema, schemas
-from tests.runtime.grammar.walks import allowed, shortest, text_of, walk
 from tests.text.llama import BYTE_LEVEL, SENTENCEPIECE
 from tests.text.test_gguf_vocabulary import tokenizer_of
 from text.tokenizer import Tokenizer

@@ -22,8 +22,8 @@ from runtime.grammar.vocabulary import SLICES
 from runtime.iteration import KnownSequence
 from seams import Opening
 from tests.examples import examples
+from tests.runtime.grammar.conftest import allowed, mask_of, shortest, walk
 from tests.runtime.grammar.schemas import schemas
-from tests.runtime.grammar.walks import allowed, mask_of, shortest, walk
 from tests.support.hash_app import byte_tokenizer
 from text.tokenizer import Tokenizer
 

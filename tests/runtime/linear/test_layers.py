@@ -107,17 +107,17 @@ def check(linear: AnyLinear, x: Tensor, y: Tensor, precision: Precision) -> None
 
 
 @pytest.mark.parametrize(("precision", "variant"), VARIANTS, ids=name)
-@pytest.mark.parametrize("activation", ["none", "tanh", None])
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_every_variant_computes_the_layer(
-    inputs: int, outputs: int, activation: str | None, precision: Precision, variant: Variant
+    inputs: int, outputs: int, precision: Precision, variant: Variant
 ) -> None:
     torch.manual_seed(inputs)
-    linear = plain(precision, inputs, outputs, activation)
-    made = variant.make(linear)
-    for rows in (1, 5, 16, 17, MOST_ROWS, 700):
-        x = torch.randn(rows, linear.in_features).to(dtype_of(precision))
-        check(linear, x, made(x), precision)
+    for activation in (None,) if precision in KINDS else (None, "none", "tanh"):
+        linear = plain(precision, inputs, outputs, activation)
+        made = variant.make(linear)
+        for rows in (1, 5, 16, 17, MOST_ROWS, 700):
+            x = torch.randn(rows, linear.in_features).to(dtype_of(precision))
+            check(linear, x, made(x), precision)
 
 
 @each_of_ours
