@@ -33,7 +33,8 @@ class Mode:
     ledger: Callable[[int, int], Ledger]  # of so many blocks of so many tokens
 
 
-def _without_window(make: Callable[[], Policy], _: float) -> Policy:
+def without_window(make: Callable[[], Policy], _: float) -> Policy:
+    """What a mode's `policy` makes where nobody waits for others."""
     return make()
 
 
@@ -75,7 +76,7 @@ ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
     SHARED: partial(Ledger, growth_tokens=3, prefix_caching=True),
 }
 DYNAMIC_MODES = [
-    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.lay_out, ledger)
+    Mode(f"{name}, {admission}", partial(without_window, make), dynamic.lay_out, ledger)
     for name, make in POLICIES.items()
     for admission, ledger in ADMISSIONS.items()
     if admission != SHARED or name in ("stall-free", "hrrn", "dlpm", "mlfq")

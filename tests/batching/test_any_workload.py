@@ -1,218 +1,218 @@
-"""Properties of every mode under random workloads, in virtual time."""
+"""Properties of every mode and policy under random workloads and mishaps, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.inference import Inference, TooLongError
-from requested import Constraint, ServiceClass
-from scheduling.registry import IN_ORDER as ADMIT_IN_ORDER
-from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every, every_mode, every_policy
-from tests.batching.virtual import TICK_S, World, check_closed
+from engine.failures import LOSSES_IN_A_BATCH
+from generate.rectangle import RectangleLedger
+from records import Arrived, Ended
+from requested import Constraint
+from scheduling.classes.budget import Budget
+from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.prediction.predictor import Predictor
+from seams import Policy
+from telemetry.stats import Recorders, Stats
+from tests.batching.modes import MODES, Mode, every_mode_and_policy
+from tests.batching.virtual import TICK_S, Client, World, check_closed, moments, play, workloads
 from tests.examples import examples
 from tests.scheduling.shown import signals
 
-TOKENS = st.integers(0, 12)
+POISON = 13  # no other request holds it
 LIMITS = st.fixed_dictionaries(
     {
         "max_batch_size": st.integers(1, 8),
-        "budget": st.integers(48, 400),
-        "block_tokens": st.sampled_from([1, 4]),
+        "budget": st.integers(48, 400),  # at least one request of any size
+        "block_tokens": st.sampled_from([1, 2, 4]),
         "lookahead": st.sampled_from([0, 1]),
+        "max_wait_s": moments(30),
     }
 )
+ASKED = {
+    "constraint": st.sampled_from([None, None, Constraint("json_schema", "{}")]),
+    "scored": st.booleans(),
+    "told": signals(),
+    "service_class": st.sampled_from(["immediate", "immediate", "deferred"]),
+    "deadline_s": st.none() | moments(400),
+}
+WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {
+    "fifo": lambda inner, _: inner,
+    "budget": lambda inner, predictor: Budget(inner, predictor, 1.3, 0.003),
+    "priority": lambda inner, _: Priority(inner),
+    "exclusive": lambda inner, _: Exclusive(inner),
+    "none waiting": lambda inner, _: NoneWaiting(inner),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """One request of a workload, and when its client loses patience."""
+class Mishaps:
+    """What goes wrong while clients are served."""
 
-    at_s: float
-    prompt: list[int]
-    max_tokens: int
-    seed: int
-    end_ids: frozenset[int]
-    patience_s: float | None
-    streaming: bool
-    service_class: ServiceClass = "immediate"
-    deadline_s: float | None = None
-    constraint: Constraint | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)  # the signals
+    failing: frozenset[int] = frozenset()  # iterations
+    losing: frozenset[int] = frozenset()  # the model, in these iterations
+    late: bool = True
+    shortages: tuple[tuple[float, int | None], ...] = ()
+    absence: tuple[float, float] | None = None  # of the model: since when, how long
+    stop: tuple[float, bool] | None = None  # of the server: when, whether gracefully
 
-
-def moments(most: int) -> st.SearchStrategy[float]:
-    return st.integers(0, most).map(lambda ticks: ticks * TICK_S)
-
-
-def workloads(**more: st.SearchStrategy[object]) -> st.SearchStrategy[list[Client]]:
-    clients = st.builds(
-        Client,
-        at_s=moments(60),
-        prompt=st.lists(TOKENS, min_size=1, max_size=20),
-        max_tokens=st.integers(1, 24),
-        seed=st.integers(0, 2**64 - 1),
-        end_ids=st.one_of(st.just(frozenset[int]()), st.frozensets(TOKENS, max_size=2)),
-        patience_s=st.one_of(st.none(), st.none(), moments(40)),
-        streaming=st.booleans(),
-        **more,
-    )
-    return st.lists(clients, min_size=1, max_size=20)
+    def befall(self, world: World) -> list[tuple[float, Callable[[], object]]]:
+        model = world.model
+        model.fail_on, model.lose_on = self.failing - self.losing, self.losing
+        model.fails_late = self.late
+        events: list[tuple[float, Callable[[], object]]] = [
+            (at_s, partial(setattr, model, "max_rows", rows)) for at_s, rows in self.shortages
+        ]
+        if self.absence is not None:
+            from_s, for_s = self.absence
+            events += [(from_s, partial(world.away, "gone"))]
+            events += [(from_s + for_s, partial(world.away, None))]
+        if self.stop is not None:
+            at_s, graceful = self.stop
+            stop = world.manager.drain if graceful else partial(world.manager.abort, "going")
+            events.append((at_s, stop))
+        return events
 
 
-WORKLOADS = workloads()
-WORLDS = st.fixed_dictionaries(
-    {
-        "max_batch_size": st.integers(1, 8),
-        "max_wait_s": moments(30),
-        "budget": st.integers(44, 400),  # at least one request of any size
-    }
+MISHAPS = st.builds(
+    Mishaps,
+    failing=st.frozensets(st.integers(1, 30), max_size=2),
+    losing=st.frozensets(st.integers(1, 40), max_size=LOSSES_IN_A_BATCH - 1),
+    late=st.booleans(),
+    shortages=st.lists(st.tuples(moments(100), st.none() | st.integers(1, 6)), max_size=2).map(
+        tuple
+    ),
+    absence=st.none() | st.tuples(moments(80), moments(40)),
+    stop=st.none() | st.none() | st.tuples(moments(80), st.booleans()),
 )
 
 
-def play(
-    world: World,
-    workload: Sequence[Client],
-    mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
-) -> list[Inference]:
-    """Each client submits at its time, and leaves when its patience ends; their requests."""
-    events = list(mishaps)
-    visits = [Visit(world, client) for client in workload]
-    for visit, client in zip(visits, workload, strict=True):
-        events.append((client.at_s, visit.arrive))
-        if client.patience_s is not None:
-            events.append((client.at_s + client.patience_s, visit.leave))
-    world.run(events)
-    return [visit.inference for visit in visits]
+def one(ticks: int, prompt: int, max_tokens: int) -> Client:
+    return Client(ticks * TICK_S, {"prompt": [0] * prompt, "max_tokens": max_tokens, "seed": 0})
 
 
-class Visit:
-    """What a client does in a world."""
-
-    def __init__(self, world: World, client: Client) -> None:
-        self.world, self.client = world, client
-
-    def arrive(self) -> None:
-        self.inference = self.world.submit(
-            self.client.prompt,
-            self.client.max_tokens,
-            self.client.seed,
-            at_s=self.client.at_s,
-            end_ids=self.client.end_ids,
-            streaming=self.client.streaming,
-            service_class=self.client.service_class,
-            deadline_s=self.client.deadline_s,
-            stored=self.client.service_class == "deferred",
-            constraint=self.client.constraint,
-            **self.client.told,
-        )
-
-    def leave(self) -> None:
-        self.world.manager.cancel(self.inference)
+# under `tgi`, one is preempted while an iteration in which it is paused is in flight
+PREEMPTED_IN_FLIGHT = [
+    *[one(0, 1, 1)] * 7, one(0, 1, 9), one(0, 1, 6), one(0, 1, 1), one(6, 1, 6), one(7, 4, 5),
+    one(7, 20, 3),
+]  # fmt: skip
+SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
 
 
-def admitted_s(inference: Inference) -> float:
-    assert inference.record is not None
-    at_s = inference.record.admitted_s
-    return inference.record.end_s if at_s is None else at_s
-
-
-IN_ORDER = [
-    MODES[0],
-    *(mode for mode in DYNAMIC_MODES if mode.name.split(",")[0] in ADMIT_IN_ORDER),
-]
-
-
-@every_policy
-@examples(4, 80)
+@every_mode_and_policy
+@examples(40, 300)
+@example(PREEMPTED_IN_FLIGHT, SMALL, "fifo", 0, Mishaps())
 @given(
-    workload=workloads(told=signals()),
+    workload=workloads(choices=3, **ASKED),
     limits=LIMITS,
-    failing=st.frozensets(st.integers(1, 30), max_size=1),
+    way=st.sampled_from(list(WAYS)),
+    speculate=st.integers(0, 5),
+    mishaps=st.just(Mishaps()) | MISHAPS,
 )
-def test_every_client_gets_its_tokens_whatever_it_tells_the_policy(
-    mode: Mode, workload: list[Client], limits: dict[str, int], failing: frozenset[int]
+def test_every_client_gets_the_tokens_it_would_get_alone_and_the_books_close(
+    mode: Mode,
+    workload: list[Client],
+    limits: dict[str, int],
+    way: str,
+    speculate: int,
+    mishaps: Mishaps,
 ) -> None:
-    """And the books close: no request is left, and no block in use."""
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    world.model.fail_on = failing
-    inferences = play(world, workload)
+    """Whatever others ask for and tell the policy, whoever leaves, whatever fails or runs short."""
+    in_rows = mode in MODES  # these neither pause a request nor draft
+    make, predictor, stats = mode.policy, Predictor(), Stats(0.0)
+    wrap = WAYS["none waiting" if in_rows else way]
+    world = World(
+        replace(mode, policy=lambda wait_s: wrap(make(wait_s), predictor)),
+        **limits,  # type: ignore[arg-type]
+        also=Recorders(stats, predictor),
+        speculate=0 if mode.ledger is RectangleLedger else speculate,
+    )
+    play(world, workload, mishaps.befall(world))
     check_closed(world)
-    for inference, client in zip(inferences, workload, strict=True):
-        patient = client.patience_s is None and not failing
-        assert not patient or inference.end in ("length", "stop")
+    check_history(world, stats, exact=mishaps == Mishaps())
+    assert world.manager.drained == (mishaps.stop is not None)
+    aborted = mishaps.stop is not None and not mishaps.stop[1]
+    for inference in world.submitted:
+        expected = bool(inference.error) and (aborted or bool(mishaps.failing))
+        assert (inference.end == "failed") == expected
+        assert expected <= (inference.error == "going" or "fails" in (inference.error or ""))
+    if all(client.patience_s is None for client in workload):
+        assert not any(inference.end == "cancelled" for inference in world.submitted)
 
 
-@every(IN_ORDER)
-@examples(40)
-@given(workload=WORKLOADS, limits=WORLDS, max_rows=st.one_of(st.none(), st.integers(1, 8)))
-def test_nobody_is_overtaken_where_service_is_first_come_first_served(
-    mode: Mode, workload: list[Client], limits: dict[str, float], max_rows: int | None
+def check_history(world: World, stats: Stats, *, exact: bool) -> None:
+    """What the rows of all iterations add up to is what `/stats` says, and a slot is one request's
+    from its admission until it leaves. `exact`: nothing went wrong."""
+    new, done = world.manager.history.since(0), world.iterations()
+    assert new.missed == 0
+    assert done == world.books.iterations
+    batches, slots, preempted = Counter[int](), dict[int, int](), Counter[int]()
+    for record in done:
+        computed = [row for row in record.rows if row.kind not in ("held", "paused")]
+        assert all(row.num_tokens > 0 for row in computed)
+        assert sum(row.num_tokens for row in record.rows) == record.num_tokens
+        assert record.num_drafts == sum(row.accepted + row.rejected for row in record.rows)
+        batches[sum(row.kind != "paused" for row in record.rows)] += 1
+        assert record.used_blocks > 0
+        held = record.used_blocks + record.cached_blocks + record.free_blocks
+        assert held == world.memory.num_blocks
+        preempted.update(record.preempted)
+        for id in record.preempted:
+            slots.pop(id, None)
+        here = {row.request: row.slot for row in record.rows}
+        assert len(set(here.values())) == len(here)
+        assert max(here.values()) < world.manager.max_resident
+        assert all(slots.setdefault(id, slot) == slot for id, slot in here.items())
+    summary = stats.summary(world.now_s, world.manager)
+    assert summary["batch-size"]["histogram"] == {str(n): batches[n] for n in sorted(batches)}
+    assert summary["total-tokens-handled"] == sum(i.num_generated for i in done)
+    positions = sum(i.num_positions for i in done)
+    padding = sum(i.padding for i in done)
+    assert summary["padding-share"] == (padding / positions if positions else None)
+    ended = [event for event in new.events if isinstance(event, Ended)]
+    assert [event.record for event in ended] == world.books.requests
+    assert summary["preemptions"] == sum(event.record.num_preemptions for event in ended)
+    for event in ended:  # one that never ran again may have been dropped in no iteration at all
+        assert preempted[event.request] <= event.record.num_preemptions
+        if exact and event.record.end in ("length", "stop"):
+            assert preempted[event.request] == event.record.num_preemptions
+    arrived = [event.request for event in new.events if isinstance(event, Arrived)]
+    assert sorted(arrived) == sorted(event.request for event in ended)
+
+
+@every_mode_and_policy
+@examples(8, 60)
+@given(workload=workloads(), limits=LIMITS, at_s=moments(40))
+def test_a_request_that_kills_the_model_runs_alone_and_fails_at_the_next_loss(
+    mode: Mode, workload: list[Client], limits: dict[str, int], at_s: float
 ) -> None:
     world = World(mode, **limits)  # type: ignore[arg-type]
-    world.model.max_rows = max_rows
-    play(world, workload)
-    places_s = [admitted_s(inference) for inference in world.submitted]
-    for index, inference in enumerate(world.submitted):
-        if inference.admitted_s is not None:
-            assert max(places_s[: index + 1]) == inference.admitted_s
-
-
-@examples(80, 200)
-@given(workload=WORKLOADS, limits=WORLDS)
-def test_orca_admits_whoever_fits_at_every_iteration(
-    workload: list[Client], limits: dict[str, float]
-) -> None:
-    world = World(MODES[3], **limits)  # type: ignore[arg-type]
-    play(world, workload)
-    for decision in world.policy.decisions:
-        assert decision.advance[: len(decision.resident)] == decision.resident
-        new = decision.advance[len(decision.resident) :]
-        assert new == decision.waiting[: len(new)]
-        assert len(decision.advance) <= decision.limit
-        assert len(decision.advance) == decision.limit or not decision.room_for_one_more
-
-
-@every(MODES[1:3])
-@examples(40)
-@given(workload=WORKLOADS, limits=WORLDS)
-def test_a_static_batch_forms_in_its_window_and_runs_to_its_end_unchanged(
-    mode: Mode, workload: list[Client], limits: dict[str, float]
-) -> None:
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    play(world, workload)
-    for decision in world.policy.decisions:
-        if decision.resident:
-            assert sorted(decision.advance) == sorted(decision.resident)
-            continue
-        window_ends_s = min(decision.waiting_since_s) + world.max_wait_s
-        if not decision.advance:
-            assert len(decision.waiting) < decision.limit
-            assert decision.now_s < window_ends_s
-            continue
-        assert len(decision.waiting) >= decision.limit or decision.now_s >= window_ends_s
-        size = len(decision.advance)
-        assert decision.advance == decision.waiting[:size]
-        assert size <= decision.limit
-        assert size in (decision.limit, len(decision.waiting)) or not decision.room_for_one_more
+    world.model.poison = POISON
+    play(world, workload, [(at_s, partial(world.submit, [1, POISON], 5, at_s=at_s))])
+    check_closed(world)
+    (killer,) = (i for i in world.submitted if POISON in i.ids)
+    assert [i for i in world.submitted if i.error] == [killer]
+    assert killer.error is not None
+    assert killer.error.startswith("the model was lost 4 times while it computed this request")
+    assert world.model.losses == LOSSES_IN_A_BATCH + 1
+    assert killer.generated == 0
 
 
 @examples(40)
-@given(workload=WORKLOADS, limits=WORLDS)
+@given(workload=workloads(), limits=LIMITS)
 def test_static_answers_leave_with_the_batch_or_each_on_its_own(
-    workload: list[Client], limits: dict[str, float]
+    workload: list[Client], limits: dict[str, int]
 ) -> None:
     """The two forms differ in when an answer leaves and in nothing else."""
+    limits = {**limits, "lookahead": 0}  # an end that is noticed late has another moment
     together, alone = World(MODES[1], **limits), World(MODES[2], **limits)  # type: ignore[arg-type]
-    patient = [c for c in workload if c.patience_s is None]
     for world in (together, alone):
-        play(world, patient)
+        play(world, [client for client in workload if client.patience_s is None])
     assert together.books.iterations == alone.books.iterations
     assert together.books.busy_periods == alone.books.busy_periods
     for a, b in zip(together.submitted, alone.submitted, strict=True):
@@ -225,35 +225,3 @@ def test_static_answers_leave_with_the_batch_or_each_on_its_own(
             if other.record is not None and other.record.admitted_s == a.record.admitted_s
         )
         assert a.record.end_s == batch_end_s
-
-
-@every_mode
-@given(workload=WORKLOADS, at_s=moments(80), graceful=st.booleans())
-def test_a_drained_manager_ends_all_it_accepted_and_an_aborted_one_fails_it(
-    mode: Mode, workload: list[Client], at_s: float, graceful: bool
-) -> None:
-    world = World(mode, max_batch_size=4, budget=400)
-    early = [client for client in workload if client.at_s < at_s]
-    stop = world.manager.drain if graceful else partial(world.manager.abort, "going")
-    events = [(client.at_s, Visit(world, client).arrive) for client in early]
-    world.run([*events, (at_s, stop)])
-    check_closed(world)
-    for inference in world.submitted:
-        assert inference.record is not None
-        if graceful or inference.record.end_s < at_s:
-            assert inference.record.end in ("length", "stop")
-        elif inference.record.end == "failed":
-            assert inference.error == "going"
-
-
-@every_mode
-def test_a_request_that_could_never_fit_is_refused(mode: Mode) -> None:
-    world = World(mode, budget=50, context=40)
-    with pytest.raises(TooLongError, match=r"prompt \(30 tokens\) and num_tokens \(11\)"):
-        world.submit([1] * 30, 11)
-    world = World(mode, budget=50, context=60)
-    with pytest.raises(TooLongError, match="needs 51 tokens of KV memory, the server has 50"):
-        world.submit([1] * 30, 21)
-    world.submit([1] * 30, 20)
-    world.run()
-    check_closed(world)

@@ -1,60 +1,93 @@
-"""Rows that receive several tokens in one iteration, since a constraint forces some."""
+"""Rows that receive several tokens in one iteration, since drafts are accepted or a constraint
+forces some. That they change no token is shown in `test_any_workload.py`."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.inference import Inference
-from records import IterationRecord
-from requested import Constraint, Sampling
-from tests.batching.failures.test_late_results import LATE
-from tests.batching.modes import DYNAMIC_MODES, Mode, every_mode_and_policy, every_policy
-from tests.batching.test_any_workload import Client, play, workloads
+from engine.blocks import Ledger
+from engine.speculation import FREE_ROWS
+from generate import dynamic
+from requested import Constraint
+from scheduling.policies.orca import Orca
+from seams import Drafts
+from tests.batching.modes import DYNAMIC_MODES, Mode, every_policy
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.support.hashed import MOST_FORCED, forced_after, reference, reference_logprob
+from tests.support.hashed import drafted_after, forced_after, reference
 
 JSON = Constraint("json_schema", "{}")
-
-
-@every_mode_and_policy
-@examples(20)
-@given(
-    workload=workloads(constraint=st.sampled_from([None, JSON])),
-    limits=LATE,
-    failing=st.frozensets(st.integers(1, 30), max_size=2),
+SHARING = Mode(
+    "dynamic, shared prefixes",
+    lambda _: Orca(),
+    dynamic.lay_out,
+    partial(Ledger, prefix_caching=True),
 )
-def test_several_tokens_at_once_change_no_token_and_the_books_close(
-    mode: Mode, workload: list[Client], limits: dict[str, int], failing: frozenset[int]
-) -> None:
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    world.model.fail_on = failing
-    play(world, workload)
-    check_closed(world)
-    ended = [i for i in world.submitted if i.record and i.record.end in ("length", "stop")]
-    assert failing or len(ended) >= sum(client.patience_s is None for client in workload)
+
+
+def expected_advances(
+    prompt: list[int], max_tokens: int, most: int, constraint: Constraint | None
+) -> list[tuple[int, int]]:
+    """(tokens received, drafts rejected) of each iteration of a request that is alone."""
+    ids = [*prompt, *reference(prompt, max_tokens, seed=0, vocab_size=13)]
+    advances, at, computed = list[tuple[int, int]](), len(prompt), 0
+    while at < len(ids):
+        decodes = computed and at == computed + 1
+        drafts = drafted_after(ids[:at], min(most, len(ids) - at - 1) if decodes else 0)
+        computed, end = at, at
+        while end < at + drafts.accepted and not (constraint and forced_after(ids[: end + 1])):
+            end += 1
+        if end < at + drafts.accepted:  # the drafts end there, and none of them is wrong
+            drafts = Drafts(end - at, end - at)
+        computed += drafts.accepted
+        end += 1 + (forced_after(ids[: end + 1]) if constraint else 0)
+        advances.append((min(end, len(ids)) - at, drafts.computed - drafts.accepted))
+        at = end
+    return advances
 
 
 @every_policy
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_an_iteration_yields_what_is_forced_behind_the_token_it_draws(
-    mode: Mode, lookahead: int
+@pytest.mark.parametrize(
+    ("most", "constraint"), [(1, None), (4, None), (0, JSON), (1, JSON), (4, JSON)]
+)
+def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_forces(
+    mode: Mode, lookahead: int, most: int, constraint: Constraint | None
 ) -> None:
-    world = World(mode, lookahead=lookahead)
-    inference = world.submit([1, 2, 3], 40, constraint=JSON)
+    world = World(mode, lookahead=lookahead, speculate=most, block_tokens=64)
+    inference = world.submit([1, 2, 3], 50, constraint=constraint)
     world.run()
     check_closed(world)
-    ids, yielded = inference.ids, []
-    at = 3
-    while at < len(ids):
-        yielded.append(min(1 + forced_after(ids[: at + 1]), len(ids) - at))
-        at += yielded[-1]
-    assert max(yielded) > 1
-    assert [record.num_generated for record in world.books.iterations if record.num_drawn] == (
-        yielded
-    )
+    expected = expected_advances([1, 2, 3], 50, most, constraint)
+    records = [record for record in world.books.iterations if record.num_generated]
+    assert [(r.num_generated, r.rejected_drafts) for r in records] == expected
+    assert max(received for received, _ in expected) > 1
+    assert inference.rejected_drafts == sum(rejected for _, rejected in expected)
+    assert inference.accepted_drafts == sum(r.accepted_drafts for r in records)
+    if constraint is None:  # few tokens are drafted where many are forced
+        assert inference.accepted_drafts == 50 - len(expected) > 0
+        assert inference.rejected_drafts > 0
+
+
+def test_records_tell_accepted_and_rejected_drafts_row_by_row() -> None:
+    world = World(DYNAMIC_MODES[0], speculate=3)
+    free, constrained = world.submit([1, 2], 30), world.submit([3, 9], 60, constraint=JSON)
+    world.run()
+    check_closed(world)
+    rows = [row for record in world.books.iterations for row in record.rows]
+    for inference in (free, constrained):
+        assert inference.record is not None
+        own = [row for row in rows if row.request == inference.id]
+        assert sum(row.accepted for row in own) == inference.record.accepted_drafts > 0
+        assert sum(row.rejected for row in own) == inference.record.rejected_drafts > 0
+        assert [row.kind for row in own] == ["prefill"] + ["decode"] * (len(own) - 1)
+        assert max(row.num_tokens for row in own[1:]) > 1
+    own = [row for row in rows if row.request == free.id]
+    assert all(row.num_tokens == 1 + row.accepted for row in own if row.kind == "decode")
 
 
 def test_a_row_with_a_constraint_waits_for_its_tokens_and_others_do_not() -> None:
@@ -63,50 +96,57 @@ def test_a_row_with_a_constraint_waits_for_its_tokens_and_others_do_not() -> Non
     world.run()
     check_closed(world)
     assert world.model.most_in_flight == 2
-    rows = [{row.request for row in i.rows if row.num_tokens} for i in iterations(world)]
+    rows = [{row.request for row in i.rows if row.num_tokens} for i in world.iterations()]
     both = [{constrained.id, free.id}, {free.id}]
     assert rows[:4] == [*both, *both]
 
 
-def test_tokens_behind_an_end_token_are_dropped_with_their_logprobs() -> None:
-    alone = reference([5, 6], 40, seed=0, vocab_size=13)
-    # the first token that has others forced behind it ends the request
-    at = next(i for i in range(2, 40) if forced_after([5, 6, *alone[: i + 1]]) > 1)
-    sampling = Sampling(seed=0, constraint=JSON, logprobs=0)
-    inference = Inference([5, 6], 40, sampling, 0.0, end_ids=frozenset([alone[at]]))
-    world = World(DYNAMIC_MODES[0])
-    world.manager.enqueue(inference)
-    world.submitted.append(inference)
+def test_there_are_no_drafts_where_the_batch_is_full_or_beside_deferred_requests() -> None:
+    world = World(DYNAMIC_MODES[0], max_batch_size=FREE_ROWS, speculate=3)
+    for seed in range(FREE_ROWS):
+        world.submit([seed], 20 + seed, seed)
+    world.run()
+    world.submit([1], 20)
+    world.submit([2], 5, service_class="deferred", stored=True)
     world.run()
     check_closed(world)
-    first = alone.index(alone[at])
-    assert (inference.end, inference.ids[2:]) == ("stop", alone[: first + 1])
-    assert [score.logprob for score in inference.logprobs] == [
-        reference_logprob([5, 6, *alone[:i]], token, 13)
-        for i, token in enumerate(inference.ids[2:])
-    ]
+    done = world.books.iterations
+    full = [record for record in done if record.batch_size == FREE_ROWS]
+    beside = [record for record in done if record.with_deferred]
+    assert full
+    assert beside
+    assert not any(record.num_drafts for record in (*full, *beside))
+    assert any(record.num_drafts for record in done)
 
 
-@pytest.mark.parametrize("max_tokens", range(1, 2 * MOST_FORCED + 4))
-def test_no_more_than_max_tokens_are_received(max_tokens: int) -> None:
-    world = World(DYNAMIC_MODES[0])
-    inference = world.submit([7, 7, 7], max_tokens, constraint=JSON)
+@pytest.mark.parametrize(("speculate", "constraint"), [(4, None), (0, JSON)])
+def test_an_end_token_among_several_ends_the_request_there(
+    speculate: int, constraint: Constraint | None
+) -> None:
+    """With its logprobs."""
+    for start in range(1000):
+        advances = [n for n, _ in expected_advances([start, 2], 30, speculate, constraint)]
+        if max(advances) > 3:
+            break
+    tokens = reference([start, 2], 30, seed=0, vocab_size=13)
+    run = next(i for i, received in enumerate(advances) if received > 3)
+    end = tokens[sum(advances[:run]) + 1]  # the second token of this run, or its first place
+    world = World(DYNAMIC_MODES[0], speculate=speculate)
+    inference = world.submit([start, 2], 30, end_ids=[end], constraint=constraint, scored=True)
     world.run()
     check_closed(world)
-    assert (inference.end, len(inference.ids)) == ("length", 3 + max_tokens)
-    assert world.books.requests[0].generated == max_tokens
+    assert (inference.end, inference.ids[2:]) == ("stop", tokens[: tokens.index(end) + 1])
 
 
-def test_forced_tokens_are_computed_as_decodes() -> None:
-    world = World(DYNAMIC_MODES[0])
-    inference = world.submit([1, 2, 3], 40, constraint=JSON)
+@examples(30)
+@given(prompt=st.lists(st.integers(0, 12), min_size=1, max_size=9), speculate=st.integers(1, 5))
+def test_a_prefix_hit_never_holds_a_rejected_draft(prompt: list[int], speculate: int) -> None:
+    """The second request repeats the first and its answer: a block with a rejected draft in it
+    would give other tokens."""
+    world = World(SHARING, speculate=speculate, block_tokens=2)
+    first = world.submit(prompt, 24)
     world.run()
-    rows = [row for i in iterations(world) for row in i.rows if row.request == inference.id]
-    assert rows[0].kind == "prefill"
-    assert {row.kind for row in rows[1:]} == {"decode"}
-    assert max(row.num_tokens for row in rows[1:]) > 1
-
-
-def iterations(world: World) -> list[IterationRecord]:
-    events = world.manager.history.since(0).events
-    return [event for event in events if isinstance(event, IterationRecord)]
+    second = world.submit(first.ids, 12)
+    world.run()
+    check_closed(world)
+    assert second.cached_tokens == (len(first.ids) - 1) // 2 * 2

@@ -1,4 +1,4 @@
-"""A manager in virtual time: the driver, and the books that must close.
+"""A manager in virtual time: the driver, the clients, and the books that must close.
 
 Times are multiples of 1/1024 s and the hash model's durations are binary fractions, so sums of
 times are exact and may be compared for equality.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from hypothesis import strategies as st
+
 from batching import BatchingManager
-from engine.inference import Inference
+from engine.inference import DrainingError, Inference, new_group
 from engine.iteration import Iteration, Wait
 from engine.speculation import Speculation
 from generate.modes import LayOut
@@ -26,8 +30,9 @@ from seams import Observer, Outcome, Plan, Policy, Request, Served, View
 from telemetry.stats import Recorders
 from tests.batching.modes import Mode
 from tests.scheduling.law import Law
+from tests.scheduling.shown import NO_SIGNALS
 from tests.support.hash_model import HashModel, virtual_duration_s
-from tests.support.hashed import reference
+from tests.support.hashed import reference, reference_logprob
 
 TICK_S = 2**-10
 MAX_STEPS = 20_000  # far more than any test's work takes
@@ -55,13 +60,10 @@ class Books:
 class Decision:
     """What a policy was shown and what it answered; ids in the order they were shown."""
 
-    now_s: float
     limit: int
     waiting: list[int]
-    waiting_since_s: list[float]
     resident: list[int]
     advance: list[int]
-    room_for_one_more: bool  # would the request behind the planned ones have fitted?
 
 
 class Wrapped:
@@ -94,19 +96,12 @@ class Watched(Wrapped):
     def plan(self, view: View) -> Plan:
         plan = self.policy.plan(view)
         self._watch_decodes(view, plan)
-        chosen = [step.request for step in plan.advance]
-        new = [request for request in chosen if request not in view.resident]
-        behind = [request for request in view.waiting if request not in new][:1]
-        fit = view.memory.fit([*new, *behind], plan.preempt)
         self.decisions.append(
             Decision(
-                view.now_s,
                 view.max_batch_size,
                 [request.id for request in view.waiting],
-                [request.arrival_s for request in view.waiting],
                 [request.id for request in view.resident],
-                [request.id for request in (*chosen, *plan.hold)],
-                bool(behind) and fit > len(new),
+                [step.request.id for step in plan.advance],
             )
         )
         return plan
@@ -194,13 +189,16 @@ class World:
         deadline_s: float | None = None,
         stored: bool = False,
         constraint: Constraint | None = None,
+        scored: bool = False,
         **signals: Any,
     ) -> Inference:
-        """Submits a request; a refused one is not in `submitted`. `signals`: as of `Inference`."""
+        """Submits a request; a refused one is not in `submitted`. `scored`: with the logprobs of
+        its tokens and of its prompt. `signals`: as of `Inference`."""
+        scores = 0 if scored else None
         inference = Inference(
             prompt,
             max_tokens,
-            Sampling(seed=seed, constraint=constraint),
+            Sampling(seed=seed, constraint=constraint, logprobs=scores, prompt_logprobs=scores),
             self.now_s if at_s is None else at_s,
             end_ids=frozenset(end_ids),
             streaming=streaming,
@@ -239,11 +237,113 @@ class World:
             while heap and heap[0][0] <= self.now_s:
                 heapq.heappop(heap)[2]()
             wake_s = self.step()
+            self._check_step()
             if wake_s is None and not heap:
                 return
             ahead_s = [at_s for at_s, *_ in heap[:1]] + ([] if wake_s is None else [wake_s])
             self.now_s = max(self.now_s, min(ahead_s))
         raise AssertionError(f"no end after {MAX_STEPS} steps")
+
+    def away(self, reason: str | None) -> None:
+        """The model is lost; None: it is back."""
+        self.model.lost = reason
+        if reason is not None:
+            self.model.lose()
+        else:
+            self.manager.wake()
+
+    def _check_step(self) -> None:
+        """Memory belongs to residents, and nobody is lost or ends twice."""
+        counts = self.manager.counts
+        assert 0 <= self.memory.used <= self.memory.num_blocks
+        assert (self.memory.used > 0) == (counts["running"] > 0)
+        assert self.model.breaches == []
+        ended = sum(inference.record is not None for inference in self.submitted)
+        assert len(self.books.requests) == ended
+        assert len(self.submitted) - ended <= counts["waiting"] + counts["running"]
+
+    def iterations(self) -> list[IterationRecord]:
+        """As the history has them."""
+        events = self.manager.history.since(0).events
+        return [event for event in events if isinstance(event, IterationRecord)]
+
+    def kinds(self, request: int) -> list[str]:
+        """What each iteration did for a request."""
+        rows = [row for done in self.iterations() for row in done.rows]
+        return [row.kind for row in rows if row.request == request]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What a client asks for and when, and when it loses patience."""
+
+    at_s: float
+    asks: Mapping[str, Any]  # of `World.submit`
+    told: Mapping[str, Any] = field(default_factory=dict)  # the signals
+    choices: int = 1  # of which the first one leaves
+    patience_s: float | None = None
+
+
+TOKENS = st.integers(0, 12)
+SIZES = {
+    "prompt": st.lists(TOKENS, min_size=1, max_size=20),
+    "max_tokens": st.integers(1, 24),
+    "seed": st.integers(0, 2**64 - 1),
+    "end_ids": st.just(frozenset[int]()) | st.frozensets(TOKENS, max_size=2),
+    "streaming": st.booleans(),
+}
+
+
+def moments(most: int) -> st.SearchStrategy[float]:
+    return st.integers(0, most).map(lambda ticks: ticks * TICK_S)
+
+
+def workloads(
+    choices: int = 1,
+    told: st.SearchStrategy[dict[str, Any]] = NO_SIGNALS,
+    **asked: st.SearchStrategy[Any],
+) -> st.SearchStrategy[list[Client]]:
+    """`choices`: the most of a client. `asked`: further arguments of `World.submit`."""
+    clients = st.builds(
+        Client,
+        at_s=moments(60),
+        asks=st.fixed_dictionaries({**SIZES, **asked}),
+        told=told,
+        choices=st.just(1) | st.integers(1, choices),
+        patience_s=st.none() | st.none() | moments(40),
+    )
+    return st.lists(clients, min_size=1, max_size=20)
+
+
+def play(
+    world: World,
+    workload: Sequence[Client],
+    mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
+) -> list[Inference]:
+    """Each client submits at its time unless the server stops, and leaves when its patience ends;
+    the first choice of each. Who wants no certain token leaves as at a stop string."""
+    events, taken = list(mishaps), dict[int, Inference]()
+
+    def arrive(number: int, client: Client) -> None:
+        asks = {**client.asks, **client.told}
+        asks.setdefault("stored", asks.get("service_class") == "deferred")
+        if client.choices > 1:
+            asks["group"] = new_group()
+        with suppress(DrainingError):
+            for choice in range(client.choices):
+                one = world.submit(**{**asks, "seed": asks["seed"] + choice}, at_s=client.at_s)
+                taken.setdefault(number, one)
+
+    def leave(number: int) -> None:
+        if (one := taken.get(number)) is not None:
+            world.manager.cancel(one, "cancelled" if one.end_ids else "stop")
+
+    for number, client in enumerate(workload):
+        events.append((client.at_s, partial(arrive, number, client)))
+        if client.patience_s is not None:
+            events.append((client.at_s + client.patience_s, partial(leave, number)))
+    world.run(events)
+    return [taken[number] for number in sorted(taken)]
 
 
 def check_closed(world: World) -> None:
@@ -284,6 +384,9 @@ def check_ended(inference: Inference, vocab_size: int) -> None:
         inference.ids[: inference.prompt_tokens], len(generated), seed, vocab_size
     )
     assert record.generated == len(generated) <= inference.max_tokens
+    assert (record.end, record.accepted_drafts) == (inference.end, inference.accepted_drafts)
+    if inference.sampling.logprobs is not None:
+        check_scores(inference, generated, vocab_size)
     assert not inference.end_ids & set(generated[:-1])
     assert (record.end == "failed") == (inference.error is not None)
     if record.end == "length":
@@ -301,6 +404,20 @@ def check_ended(inference: Inference, vocab_size: int) -> None:
     assert known == sorted(known)
     assert (record.first_token_s is None) == (record.last_token_s is None) == (not generated)
     assert record.admitted_s is not None or not generated
+
+
+def check_scores(inference: Inference, generated: list[int], vocab_size: int) -> None:
+    """Each token has its logprob once, however often and in whatever parts it was computed."""
+    prompt = inference.ids[: inference.prompt_tokens]
+    told = [(score.token, score.logprob) for score in inference.logprobs]
+    prefixes = [[*prompt, *generated[:n]] for n in range(len(generated))]
+    assert told == [
+        (token, reference_logprob(prefix, token, vocab_size))
+        for prefix, token in zip(prefixes, generated, strict=True)
+    ]
+    tokens = [score.token for score in inference.prompt_logprobs]
+    assert tokens == prompt[1 : len(tokens) + 1]
+    assert len(tokens) == len(prompt) - 1 or not generated
 
 
 def check_busy_periods(books: Books, *, exact: bool) -> None:

@@ -1,24 +1,25 @@
-"""What becomes of a request that ends before its time, in each phase of its life, and of requests
-that are none."""
+"""What becomes of requests that leave, are put back or fail, in each phase of their life; that all
+others get their tokens whatever happens is shown in `test_any_workload.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
-from batching import BatchingManager
-from engine.blocks import Ledger
 from engine.failures import REGROW_S
-from engine.inference import DrainingError, Inference, OverloadedError
-from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Plan, Request, View
-from tests.batching.modes import MODES, Mode, every, every_mode
-from tests.batching.virtual import Books, World, check_closed
-from tests.support.hash_model import HashModel
+from seams import Advance, Plan, Policy, Request, View
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every, every_mode, every_policy
+from tests.batching.virtual import World, check_closed
 
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES
+
+
+def of(policy: Policy) -> Mode:
+    return replace(DYNAMIC, policy=lambda _: policy)
 
 
 @every_mode
@@ -29,8 +30,7 @@ def test_one_who_leaves_while_waiting_is_answered_at_once_and_never_admitted(mod
     world.manager.cancel(second)
     world.step()
     assert second.record is not None
-    assert second.record.end == "cancelled"
-    assert second.record.admitted_s is None
+    assert (second.record.end, second.record.admitted_s) == ("cancelled", None)
     world.run()
     check_closed(world)
     assert first.end == "length"
@@ -42,25 +42,29 @@ def test_one_who_leaves_a_dynamic_batch_makes_room_for_the_next_in_the_same_iter
     world.step()
     world.manager.cancel(first)
     world.step()
-    assert first.record is not None
-    assert first.record.generated == 1
-    assert second.generated == 1
+    assert (first.end, first.generated, second.generated) == ("cancelled", 1, 1)
     world.run()
     check_closed(world)
 
 
 @every([STATIC, STATIC_OWN])
-def test_one_who_leaves_a_static_batch_is_answered_but_its_row_stays_to_the_end(mode: Mode) -> None:
+@pytest.mark.parametrize("end", ["cancelled", "stop"])
+def test_who_leaves_a_static_batch_keeps_a_row_to_its_end_where_also_found_stops_are_answered(
+    mode: Mode, end: Literal["cancelled", "stop"]
+) -> None:
     world = World(mode)
     leaver, stayer = world.submit([1], 100), world.submit([2], 6)
     world.step()
-    world.manager.cancel(leaver)
-    world.step()
-    assert leaver.event.is_set()
+    left_s = world.now_s
+    world.manager.cancel(leaver, end)
     world.run()
     check_closed(world)
     assert [record.batch_size for record in world.books.iterations] == [2] * 6
-    assert stayer.end == "length"
+    assert (leaver.end, stayer.end) == (end, "length")
+    assert leaver.record is not None
+    assert stayer.record is not None
+    waits = end == "stop" and mode is STATIC
+    assert leaver.record.end_s == (stayer.record.end_s if waits else left_s)
 
 
 @every([STATIC, STATIC_OWN])
@@ -75,38 +79,6 @@ def test_a_static_batch_that_everybody_left_ends_at_once(mode: Mode) -> None:
     assert len(world.books.iterations) == 1
 
 
-def test_a_stop_that_the_handler_found_waits_for_its_static_batch_as_every_end_does() -> None:
-    ends_s = {}
-    for mode in (STATIC, STATIC_OWN):
-        world = World(mode)
-        stopped, longest = world.submit([1], 100), world.submit([2], 6)
-        world.step()
-        found_s = world.now_s
-        world.manager.cancel(stopped, "stop")
-        world.run()
-        check_closed(world)
-        assert stopped.record is not None
-        assert longest.record is not None
-        assert stopped.record.end == "stop"
-        ends_s[mode.name] = stopped.record.end_s
-        batch_end_s = longest.record.end_s
-    assert ends_s == {"static, batch": batch_end_s, "static, own": found_s}
-
-
-@every_mode
-def test_one_who_leaves_after_its_last_token_changes_nothing(mode: Mode) -> None:
-    world = World(mode)
-    done, other = world.submit([1], 1), world.submit([2], 3)
-    world.step()
-    world.manager.cancel(done)
-    world.manager.cancel(done)
-    world.run()
-    world.manager.cancel(other)
-    world.run()
-    check_closed(world)
-    assert done.end == other.end == "length"
-
-
 @every_mode
 def test_a_failed_iteration_harms_nobody_outside_it(mode: Mode) -> None:
     world = World(mode, max_batch_size=2)
@@ -115,10 +87,35 @@ def test_a_failed_iteration_harms_nobody_outside_it(mode: Mode) -> None:
     world.run()
     check_closed(world)
     failed = [inference for inference in inferences if inference.end == "failed"]
-    assert failed == inferences[: world.policy.decisions[0].limit if mode != NOBATCH else 1]
-    assert {inference.error for inference in failed} == {
-        "the model failed: iteration 1 fails on request"
-    }
+    assert failed == inferences[: 1 if mode is NOBATCH else 2]
+    reasons = {inference.error for inference in failed}
+    assert reasons == {"the model failed: iteration 1 fails on request"}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_iteration_in_flight_behind_one_that_fails_counts_as_the_same_failure(
+    late: bool,
+) -> None:
+    """What was delivered before it stays."""
+    world = World(DYNAMIC, max_batch_size=2, lookahead=1)
+    world.model.fail_on, world.model.fails_late = {3}, late
+    first, second = world.submit([1], 8), world.submit([2], 8)
+    third = world.submit([3], 8)  # waits for a place
+    world.run()
+    check_closed(world)
+    assert [i.end for i in (first, second, third)] == ["failed", "failed", "length"]
+    assert (first.generated, second.generated) == (2, 2)
+    assert world.manager.failed_iterations == {"decode": 1}
+
+
+@every_policy
+def test_the_next_iteration_is_started_while_one_is_in_flight(mode: Mode) -> None:
+    world = World(mode, lookahead=1)
+    for seed in range(4):
+        world.submit([seed, 1, 2], 12, seed)
+    world.run()
+    check_closed(world)
+    assert world.model.most_in_flight == 2
 
 
 @every(MODES[1:])
@@ -150,26 +147,6 @@ def test_those_whom_a_shortage_put_back_keep_their_places_before_all_who_wait() 
     check_closed(world)
 
 
-class Late(Orca):
-    """Lets places go only when all are done, and computes the last token of one that is done."""
-
-    def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
-        return Plan([step for step in plan.advance if step.num_tokens])
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return resident if all(request.done for request in resident) else ()
-
-
-def test_a_policy_that_advances_a_request_that_is_done_gets_no_token_out_of_it() -> None:
-    world = World(Mode("late", lambda _: Late(), DYNAMIC.lay_out, Ledger))
-    short, long = world.submit([1], 2), world.submit([2], 6)
-    world.run()
-    check_closed(world)
-    assert (short.generated, long.generated) == (2, 6)
-    assert [record.num_tokens for record in world.books.iterations] == [2, 2, 2, 1, 1, 1]
-
-
 def test_the_batch_grows_again_within_seconds_of_a_shortage_that_passed() -> None:
     world = World(DYNAMIC, max_batch_size=4, budget=10_000, context=1024)
     inferences = [world.submit([n], 1000) for n in range(8)]
@@ -185,55 +162,71 @@ def test_the_batch_grows_again_within_seconds_of_a_shortage_that_passed() -> Non
     assert max(rows for at_s, rows in rows.items() if at_s < 3 * REGROW_S) == 4
 
 
-@every_mode
-def test_a_request_without_a_prompt_or_without_tokens_to_generate_is_no_request(mode: Mode) -> None:
-    world = World(mode)
-    other = world.submit([1], 3)
-    with pytest.raises(ValueError, match="at least one prompt token"):
-        world.submit([], 3)
-    with pytest.raises(ValueError, match="at least one token to generate"):
-        world.submit([1], 0)
+class Late(Orca):
+    """Lets places go only when all are done, and computes the last token of one that is done."""
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        return Plan([step for step in plan.advance if step.num_tokens])
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return resident if all(request.done for request in resident) else ()
+
+
+def test_a_policy_that_advances_a_request_that_is_done_gets_no_token_out_of_it() -> None:
+    world = World(of(Late()))
+    short, long = world.submit([1], 2), world.submit([2], 6)
     world.run()
     check_closed(world)
-    assert other.end == "length"
+    assert (short.generated, long.generated) == (2, 6)
+    assert [record.num_tokens for record in world.books.iterations] == [2, 2, 2, 1, 1, 1]
 
 
-@every_mode
-def test_requests_while_the_server_stops_or_is_full_are_refused_and_dropped(mode: Mode) -> None:
-    world = World(mode, max_batch_size=2, max_waiting=2)
-    world.submit([1], 3)
-    world.submit([2], 3)
-    with pytest.raises(OverloadedError, match="2 requests are waiting already"):
-        world.submit([3], 3)
-    world.manager.drain()
-    assert not world.manager.ready
-    with pytest.raises(DrainingError, match="shutting down"):
-        world.submit([3], 3)
+class PreemptsTheDone(Late):
+    answers: Literal["own", "batch"] = "batch"
+
+    def plan(self, view: View) -> Plan:
+        done = [request for request in view.resident if request.done]
+        rest = [r for r in (*view.resident, *view.waiting) if not r.done]
+        return Plan([Advance(r, r.known - r.computed) for r in rest], preempt=done)
+
+
+def test_a_request_that_is_done_when_its_place_is_taken_is_answered() -> None:
+    world = World(of(PreemptsTheDone()))
+    requests = [world.submit([i], 2 + 3 * i, i) for i in range(2)]
     world.run()
     check_closed(world)
-    assert len(world.books.requests) == 2
+    assert requests[0].num_preemptions == 0
 
 
-@every_mode
-def test_deferred_requests_leave_half_of_the_queue_to_immediate_ones(mode: Mode) -> None:
-    world = World(mode, max_waiting=4)
-    for n in range(2):
-        world.submit([n], 3, service_class="deferred")
-    with pytest.raises(OverloadedError, match="2 deferred requests are waiting already"):
-        world.submit([3], 3, service_class="deferred")
-    for n in range(2):
-        world.submit([n], 3)
-    world.run()
-    world.submit([4], 3, service_class="deferred")  # places come back
+class YoungestFirst(Orca):
+    """The oldest resident is preempted for a younger waiting request."""
+
+    def plan(self, view: View) -> Plan:
+        if view.resident and view.waiting and view.waiting[0].id > view.resident[0].id:
+            return Plan([Advance(r, r.known - r.computed) for r in view.waiting], view.resident)
+        return super().plan(view)
+
+
+def test_a_row_that_is_preempted_in_flight_still_receives_its_token() -> None:
+    world = World(of(YoungestFirst()), max_batch_size=1, lookahead=1)
+    first = world.submit([1, 2], 8)
+    world.step()  # the first token is delivered, the second is in flight
+    assert (len(first.ids), first.generated) == (3, 2)
+    world.submit([3], 2)
+    world.step()
+    assert (len(first.ids), first.num_preemptions) == (4, 0)
+    world.step()
+    assert (len(first.ids), first.num_preemptions) == (4, 1)
     world.run()
     check_closed(world)
 
 
-def test_nobody_is_taken_in_before_the_model_is_there() -> None:
-    manager = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1)
-    with pytest.raises(DrainingError, match="still being loaded"):
-        manager.enqueue(Inference([1], 3, Sampling(), 0.0))
-    model = HashModel()
-    manager.serve(model, Ledger(model.num_blocks))
-    manager.enqueue(Inference([1], 3, Sampling(), 0.0))
-    assert manager.ready
+def test_if_memory_runs_short_the_first_to_arrive_stays() -> None:
+    """Each grows until both do not fit; ids are given in the order of arrival."""
+    (mode,) = [mode for mode in DYNAMIC_MODES if mode.name == "orca, optimistic"]
+    world = World(mode, budget=44, context=40)
+    first, late = world.submit([2], 30), world.submit([1], 30)
+    world.run()
+    check_closed(world)
+    assert (first.num_preemptions, late.num_preemptions > 0) == (0, True)

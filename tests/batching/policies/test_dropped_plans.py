@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
-from scheduling.classes.budget import Budget
 from scheduling.policies.orca import Orca
 from scheduling.policies.tgi import TGI
 from scheduling.prediction.predictor import Predictor
@@ -20,12 +20,9 @@ from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
 from seams import Plan, Policy, Served, View
 from serving.config import Config
 from telemetry.stats import Recorders
-from tests.batching.modes import MAX_BYPASS, MODES, PREFILL_TOKENS, TOKEN_BUDGET, Mode
-from tests.batching.test_any_workload import WORKLOADS, Client, play
-from tests.batching.test_rows import kinds
-from tests.batching.virtual import World, Wrapped, check_closed
+from tests.batching.modes import MAX_BYPASS, MODES, PREFILL_TOKENS, TOKEN_BUDGET
+from tests.batching.virtual import Client, World, Wrapped, check_closed, moments, play, workloads
 from tests.examples import examples
-from tests.scheduling.law import Law
 
 
 class Doubtful(Wrapped):
@@ -41,7 +38,7 @@ class Doubtful(Wrapped):
         return plans[-1]
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "max_batch_size": 8,
     "max_batch_prefill_tokens": PREFILL_TOKENS,
     "waiting_served_ratio": 0.5,
@@ -56,42 +53,36 @@ SIZES = {
 @examples(12)
 @given(
     deferred_policy=st.sampled_from(["budget", "fifo", "priority", "exclusive"]),
-    workload=WORKLOADS,
-    deferred=st.frozensets(st.integers(0, 19)),
-    max_batch_size=st.integers(1, 8),
-    budget=st.integers(44, 200),
+    workload=workloads(
+        service_class=st.sampled_from(["immediate", "deferred"]), deadline_s=moments(50)
+    ),
+    limits=st.fixed_dictionaries(
+        {
+            "max_batch_size": st.integers(1, 8),
+            "budget": st.integers(44, 200),
+            "lookahead": st.sampled_from([0, 1]),
+        }
+    ),
     growth_tokens=st.sampled_from([None, 3]),
-    lookahead=st.sampled_from([0, 1]),
 )
 def test_dropped_plans_change_no_later_one(
     name: str,
-    deferred_policy: str,
+    deferred_policy: Any,
     workload: list[Client],
-    deferred: frozenset[int],
-    max_batch_size: int,
-    budget: int,
+    limits: dict[str, Any],
     growth_tokens: int | None,
-    lookahead: int,
 ) -> None:
-    config = Config(mode="dynamic", policy=name, deferred_policy=deferred_policy, **SIZES)  # type: ignore[arg-type]
-    senders = [
-        replace(
-            client,
-            service_class="deferred" if number in deferred else "immediate",
-            deadline_s=0.05,
-        )
-        for number, client in enumerate(workload)
-    ]
+    config = Config(mode="dynamic", policy=name, deferred_policy=deferred_policy, **SIZES)
 
     def books(times: int) -> object:
         predictor = Predictor()
         options = options_of(with_deferred, config)
         policy = with_deferred(make_policy(name, config), predictor, **options)
+        doubtful = Doubtful(policy, times)
         ledger = partial(Ledger, growth_tokens=growth_tokens)
-        mode = Mode(name, lambda _: Doubtful(policy, times), MODES[3].lay_out, ledger)
-        world = World(mode, max_batch_size=max_batch_size, budget=budget, lookahead=lookahead)
+        world = World(replace(MODES[3], policy=lambda _: doubtful, ledger=ledger), **limits)
         world.manager.recorder = Recorders(world.books, predictor)
-        play(world, senders)
+        play(world, workload)
         check_closed(world)
         return world.books
 
@@ -117,14 +108,12 @@ def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() 
     late = world.submit([7], 6)
     world.run()
     check_closed(world)
-    assert sum(row.computed for row in policy.rows) == sum(
-        r.num_tokens for r in world.books.iterations
-    )
+    computed = sum(record.num_tokens for record in world.books.iterations)
+    assert sum(row.computed for row in policy.rows) == computed
     for inference in world.submitted:
         mine = [row.generated for row in policy.rows if row.request is inference]
         assert sum(mine) == inference.generated
-    assert first.end == "failed"
-    assert late.end == "length"
+    assert (first.end, late.end) == ("failed", "length")
     assert policy.ended == 2  # by a stop token, and by its length
 
 
@@ -139,22 +128,6 @@ def test_nobody_waits_for_two_prefills_in_a_row_though_the_first_is_in_flight() 
     world.run()
     check_closed(world)
     for inference in running:
-        course = kinds(world, inference.id)
+        course = world.kinds(inference.id)
         assert "paused" in course
         assert ("paused", "paused") not in itertools.pairwise(course)
-
-
-def test_what_a_budget_leaves_is_spent_once_though_an_iteration_is_in_flight() -> None:
-    def share(lookahead: int) -> float:
-        """Of deferred tokens."""
-        policy = Budget(Orca(), Law(), 1.02)
-        world = World(replace(MODES[3], policy=lambda _: policy), lookahead=lookahead, context=512)
-        for n in range(2):
-            world.submit([n], 400)
-            world.submit([n], 400, service_class="deferred", stored=True)
-        while len(world.books.iterations) < 300:
-            world.step()
-        done = world.books.iterations
-        return sum(record.deferred_tokens for record in done) / len(done)
-
-    assert 0.05 < share(1) <= share(0) * 1.05
