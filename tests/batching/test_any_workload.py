@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -34,10 +35,9 @@ LIMITS = st.fixed_dictionaries(
         "max_wait_s": moments(30),
     }
 )
-ASKED = {
+ASKED: dict[str, st.SearchStrategy[Any]] = {
     "constraint": st.sampled_from([None, None, Constraint("json_schema", "{}")]),
     "scored": st.booleans(),
-    "told": signals(),
     "service_class": st.sampled_from(["immediate", "immediate", "deferred"]),
     "deadline_s": st.none() | moments(400),
 }
@@ -108,7 +108,7 @@ SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
 @examples(40, 300)
 @example(PREEMPTED_IN_FLIGHT, SMALL, "fifo", 0, Mishaps())
 @given(
-    workload=workloads(choices=3, **ASKED),
+    workload=workloads(3, signals(), **ASKED),
     limits=LIMITS,
     way=st.sampled_from(list(WAYS)),
     speculate=st.integers(0, 5),
