@@ -175,36 +175,6 @@ def test_a_policy_may_wait_for_the_next_arrival_however_long_that_takes(wake_s: 
     assert first.end == second.end == "length"
 
 
-LEAVING: dict[str, Callable[[BatchingManager, Inference], None]] = {
-    "cancelled": lambda manager, inference: manager.cancel(inference),
-    "failed": lambda manager, inference: manager.abort("the machine is going down"),
-}
-
-
-@pytest.mark.parametrize("end", LEAVING)
-@pytest.mark.parametrize("when", ["asleep", "about to sleep"])
-def test_a_loop_that_waits_for_arrivals_also_hears_of_departures(end: str, when: str) -> None:
-    """A policy without hurry: the loop would sleep for ever. The one who leaves does so while it
-    sleeps (or a moment before), or inside the decision, which is surely before."""
-    planned, taken = threading.Event(), list[Inference]()
-
-    def never(view: View) -> Plan:
-        taken.append(cast(Any, view.waiting[0]))
-        if when == "about to sleep":
-            LEAVING[end](here.manager, taken[0])
-        planned.set()
-        return Plan(wake_s=float("inf"))
-
-    with driven(Faulty(never)) as here:
-        inference = here.enqueue()
-        wait(planned)
-        if when == "asleep":
-            LEAVING[end](here.manager, inference)
-        wait(inference.event)
-    assert taken == [inference]
-    assert (inference.end, inference.generated) == (end, 0)
-
-
 class TornBooks(Books):
     def iteration(self, record: IterationRecord) -> None:
         raise OSError("no more pages")

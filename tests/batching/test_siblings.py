@@ -25,7 +25,6 @@ MODES = [
     for name, make in POLICIES.items()
     for ledger in LEDGERS
 ]
-SOME = [mode for mode in MODES if mode.name.startswith(("orca", "stall-free", "tgi", "mlfq"))]
 
 
 def submit(world: World, prompt: list[int], max_tokens: int, choices: int) -> list[Inference]:
@@ -57,16 +56,3 @@ def test_without_prefix_caching_only_the_choices_of_one_call_share() -> None:
     world.run()
     check_closed(world)
     assert computed_for_prompts(world) == 2 * (32 + BLOCK) + 32
-
-
-@every(SOME)
-def test_where_the_first_choice_leaves_the_next_one_computes_the_rest(mode: Mode) -> None:
-    for lookahead, steps in itertools.product((0, 1), range(5)):
-        world = World(mode, block_tokens=BLOCK, lookahead=lookahead)
-        first, *others = submit(world, list(range(37)), 5, 4)
-        for _ in range(steps):
-            world.step()
-        world.manager.cancel(first)
-        world.run()
-        check_closed(world)
-        assert [one.end for one in others] == ["length"] * 3

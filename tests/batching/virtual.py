@@ -258,7 +258,7 @@ class World:
         assert 0 <= self.memory.used <= self.memory.num_blocks
         assert (self.memory.used > 0) == (counts["running"] > 0)
         assert self.model.breaches == []
-        ended = sum(inference.record is not None for inference in self.submitted)
+        ended = sum(inference.recorded for inference in self.submitted)
         assert len(self.books.requests) == ended
         assert len(self.submitted) - ended <= counts["waiting"] + counts["running"]
 

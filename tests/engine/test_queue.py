@@ -10,8 +10,6 @@ import pytest
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from requested import Sampling
-from tests.batching.modes import DYNAMIC_MODES
-from tests.batching.virtual import World, check_closed
 
 PATIENCE_S = 20.0  # only a failing test waits so long
 
@@ -58,17 +56,3 @@ def test_ids_increase_in_the_order_of_arrival_not_of_construction() -> None:
     assert queue.read().arrivals == arriving
     ids = [inference.id for inference in arriving]
     assert ids == sorted(set(ids))
-
-
-def test_if_memory_runs_short_the_first_to_arrive_stays() -> None:
-    """Each grows until both do not fit; the one that was made first arrives last."""
-    (mode,) = [mode for mode in DYNAMIC_MODES if mode.name == "orca, optimistic"]
-    world = World(mode, budget=44, context=40)
-    late = Inference([1], 30, Sampling(), 0.0)
-    first = world.submit([2], 30)
-    world.manager.enqueue(late)
-    world.submitted.append(late)
-    world.run()
-    check_closed(world)
-    assert late.num_preemptions > 0
-    assert first.num_preemptions == 0

@@ -12,11 +12,10 @@ from engine.blocks import Ledger
 from engine.bookkeeping import planned_record
 from engine.inference import Inference
 from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
-from records import IterationRecord
 from requested import Constraint, Sampling
 from scheduling.prediction.predictor import Load
 from scheduling.prediction.step_time import Work
-from seams import Advance, Drafts
+from seams import Drafts
 from tests.examples import examples
 
 NO_LOAD = Load()
@@ -41,7 +40,6 @@ class Steps:
 
 
 FREE = [1.0] * 100
-EACH_ITS_SHARE = [float(n) for n in range(100)]
 
 
 def decoding(count: int, max_tokens: int = 100, **more: object) -> tuple[list[Inference], Ledger]:
@@ -73,15 +71,6 @@ def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhe
         assert not plan or max(plan.values()) - min(plan.values()) <= 1 or len(plan) < count
 
 
-@pytest.mark.parametrize("most", [1, 3, 8])
-def test_where_rows_are_free_a_row_has_as_many_drafts_as_are_allowed(most: int) -> None:
-    assert planned(Speculation(most, Steps(FREE)), *decoding(2)) == {0: most, 1: most}
-
-
-def test_where_each_row_costs_its_share_there_are_none() -> None:
-    assert planned(Speculation(8, Steps(EACH_ITS_SHARE)), *decoding(4)) == {}
-
-
 def test_without_room_nothing_is_asked() -> None:
     steps = Steps(FREE)
     assert planned(Speculation(8, steps), *decoding(4), room=0) == {}
@@ -104,19 +93,6 @@ def test_drafts_never_pass_max_tokens(left: int, drafts: int) -> None:
     rows, ledger = decoding(1, max_tokens=1 + left)
     plan = planned(Speculation(8, Steps(FREE)), rows, ledger)
     assert plan.get(0, 0) == drafts
-
-
-def test_drafts_never_pass_the_blocks_that_a_request_holds() -> None:
-    ledger = Ledger(1000, growth_tokens=3)
-    row = Inference([1, 2, 3, 4], 100, Sampling(), 0.0)
-    row.id, row.slot, row.resident = 0, 0, True
-    ledger.open([row])
-    row.computed = 4
-    row.ids.append(5)
-    assert planned(Speculation(8, Steps(FREE)), [row], ledger) == {0: 2}
-    row.computed, row.ids = 6, [*row.ids, 6, 7]
-    ledger.grow([Advance(row, 1)])
-    assert planned(Speculation(8, Steps(FREE)), [row], ledger) == {}
 
 
 def test_a_prompt_and_a_row_with_forced_tokens_have_no_drafts() -> None:
@@ -187,7 +163,3 @@ def test_a_new_request_begins_with_what_the_others_saw() -> None:
         good.learn(rows[0], Drafts(4, 4))
         bad.learn(rows[1], Drafts(4, 0))
     assert planned(good, rows[2:], ledger)[2] > planned(bad, rows[2:], ledger).get(2, 0)
-
-
-def test_a_record_without_rows_has_no_drafts() -> None:
-    assert IterationRecord(1, 5).num_drafts == 0

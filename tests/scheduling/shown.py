@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
 from requested import ServiceClass
+from scheduling.composed import Order
 from scheduling.lending import LentMemory
 from seams import Memory, Observer, Plan, Policy, Request, Served, View
 
@@ -71,6 +72,21 @@ class Cached(LentMemory):
         return self.hits.get(request.id, 0)
 
 
+class Counted(LentMemory):
+    """A memory that counts how often it is asked, and about how many requests."""
+
+    asked = asked_about = 0
+
+    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
+        def counted() -> Iterator[Request]:
+            for request in requests:
+                self.asked_about += 1
+                yield request
+
+        self.asked += 1
+        return super().fit(counted(), releasing)
+
+
 def view(
     waiting: Sequence[Request] = (),
     resident: Sequence[Request] = (),
@@ -101,6 +117,19 @@ def view(
     most = limit if max_resident is None else max_resident
     seen = memory if hits is None else Cached(memory, hits)
     return View(now_s, waiting, resident, limit, seen, deferred, most)
+
+
+def order_of(
+    order: Order,
+    waiting: Sequence[Any],
+    resident: Sequence[Any] = (),
+    *,
+    hits: Mapping[int, int] | None = None,
+    **shown: Any,
+) -> list[int]:
+    """The ids of all that wait, in this order. `shown`: further fields of the view."""
+    seen = replace(view(hits=hits), waiting=list(waiting), resident=list(resident), **shown)
+    return [request.id for request in order.first(seen, len(waiting))]
 
 
 def carried_out(policy: Policy, shown: View) -> Plan:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from scheduling.composed import Order, Pausing
-from scheduling.lending import LentMemory
 from scheduling.policies.orders.priority import ByPriority
 from scheduling.policies.stall_free import StallFree
 from seams import Request
-from tests.scheduling.shown import Shown, view
-
-
-class Counted(LentMemory):
-    """A memory that counts how often it is asked."""
-
-    asked = 0
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        self.asked += 1
-        return super().fit(requests, releasing)
+from tests.scheduling.shown import Counted, Shown, view
 
 
 def test_as_few_residents_as_newcomers_need_are_preempted_the_least_urgent_first() -> None:

@@ -27,6 +27,7 @@ BREACHES = [
     (Plan([Advance(RESIDENT, 1)], [WAITING]), r"preempts \{1\}, which are not resident"),
     (Plan([Advance(RESIDENT, 1)], hold=[RESIDENT]), r"holds \[2\], which are not resident or"),
     (Plan([Advance(WAITING, 1)], hold=[RESIDENT]), "holds request 2, which is not done"),
+    (Plan([Advance(WAITING, 1)], [RESIDENT, RESIDENT]), "preempts a request twice"),
     (Plan([Advance(RESIDENT, 1)], [RESIDENT]), r"preempts and advances \{2\} at once"),
 ]
 
@@ -111,5 +112,7 @@ def test_only_residents_that_are_done_may_retire() -> None:
     check_retired([DONE], [RESIDENT, DONE])
     with pytest.raises(PolicyError, match="retires 2, which is not done"):
         check_retired([RESIDENT], [RESIDENT, DONE])
+    with pytest.raises(PolicyError, match="retires a request twice"):
+        check_retired([DONE, DONE], [RESIDENT, DONE])
     with pytest.raises(PolicyError, match="retires 9, which is not resident"):
         check_retired([STRANGER], [RESIDENT, DONE])

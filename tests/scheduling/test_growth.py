@@ -87,12 +87,6 @@ def rank(request: Request) -> tuple[bool, int]:
     return request.service_class == "immediate", request.computed
 
 
-def test_a_plan_that_needs_no_growth_is_unchanged() -> None:
-    resident = Shown(1, generated=2, computed=5, room=8)
-    plan = Plan([Advance(resident, 1), Advance(Shown(2), 4)])
-    assert with_growth(plan, view([Shown(2)], [resident], used=8, growth_tokens=3)) is plan
-
-
 def test_memory_grows_by_a_step_and_never_beyond_what_the_request_may_need() -> None:
     early = Shown(1, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
     late = Shown(2, prompt_tokens=4, max_tokens=8, generated=7, computed=10, room=10)

@@ -15,7 +15,6 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, make_policy
 from serving.config import Config
-from tests.scheduling.shown import Shown, view
 
 MINE = """
 from scheduling.contract import PolicyOptionError
@@ -75,11 +74,6 @@ def test_each_policy_is_made_with_its_own_options() -> None:
     assert stall_free.token_budget == 99
     assert isinstance(shortest, ShortestFirst)
     assert shortest.max_bypass == 5
-
-
-def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
-    for name in POLICIES:
-        assert make_policy(name, Config(mode="dynamic")).plan(view([Shown(1)])).advance
 
 
 @pytest.mark.parametrize(

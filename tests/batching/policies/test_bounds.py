@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import Ledger
 from engine.inference import Inference
 from scheduling.composed import Order
 from scheduling.registry import IN_ORDER, JOINING, POLICIES
@@ -190,14 +189,6 @@ def test_a_large_request_does_not_wait_for_ever_amid_small_ones(mode: Mode) -> N
     amid(world, large, arrive)
 
 
-@modes_of(["hrrn"])
-def test_the_longest_wait_for_its_work_ends_where_the_queue_does_not_grow(mode: Mode) -> None:
-    world = World(mode, max_batch_size=1, budget=300)
-    world.submit([1], 20)
-    long = world.submit([2] * 40, 2)
-    amid(world, long, lambda _: world.manager.queue.size > 1 or world.submit([3] * 2, 1))
-
-
 @every(OPTIMISTIC_MODES)
 def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
     """Long prompts keep arriving while a short one decodes: it always has the fewest computed
@@ -212,20 +203,3 @@ def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
     check_closed(world)
     assert old.end == victim.end == "length"
     assert sum(record.num_preemptions for record in world.books.requests) > 0
-
-
-@every(OPTIMISTIC_MODES)
-def test_optimistic_admission_holds_more_requests_in_the_same_memory(mode: Mode) -> None:
-    """And reservation never preempts."""
-    rows = {}
-    reserving = replace(mode, name="reserve", ledger=Ledger)
-    for admission in (mode, reserving):
-        world = World(admission, max_batch_size=8, budget=100)
-        for seed in range(8):
-            world.submit([seed], 40, seed)
-        world.run()
-        check_closed(world)
-        rows[admission.name] = max(record.batch_size for record in world.books.iterations)
-        if admission is not mode:
-            assert all(record.num_preemptions == 0 for record in world.books.requests)
-    assert list(rows.values()) == [8, 2]

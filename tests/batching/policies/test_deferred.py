@@ -192,22 +192,6 @@ def test_a_deferred_request_ends_although_immediate_ones_leave_no_room_in_any_it
     assert late.record.end_s <= 10 * FLOOR_ITERATIONS * virtual_duration_s(4, 40)
 
 
-def test_the_predictor_learns_while_deferred_requests_are_worked_off_beside_immediate_ones() -> (
-    None
-):
-    predictor = Predictor()
-    world = World(of(Budget(Orca(), predictor, 1.3)), max_batch_size=8, also=predictor)
-    for n in range(40):
-        world.submit([n % 12] * 9, 40, seed=n, service_class="deferred", stored=True)
-    world.run([(n * 30 * TICK_S, partial(world.submit, [n % 12] * 5, 20)) for n in range(40)])
-    check_closed(world)
-    assert predictor.curve is not None
-    assert predictor.curve.r2 > 0.99
-    for rows, tokens in ((2, 2), (6, 6), (4, 13)):
-        work = Work(tokens, rows, rows, 10 * tokens, 10 * rows)
-        assert predictor.seconds(work) == pytest.approx(virtual_duration_s(rows, tokens), rel=0.1)
-
-
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize(("requests", "blocks"), [(2, 12), (40, 128)])
 def test_deferred_requests_that_outgrow_the_memory_together_all_end(

@@ -48,33 +48,3 @@ def test_the_service_of_two_backlogged_users_never_differs_by_more_than_the_boun
         assert abs(first - second) <= bound
     world.run()
     check_closed(world)
-
-
-def test_a_user_with_few_requests_does_not_queue_behind_one_with_many() -> None:
-    """Under first come, first served it waits for all of them."""
-    waits = {}
-    for name in ("vtc, reserve", "orca, reserve"):
-        mode = next(mode for mode in DYNAMIC_MODES if mode.name == name)
-        world = World(mode, max_batch_size=2)
-        many = [world.submit([n] * 5, 10, n, user=1) for n in range(30)]
-        few = world.submit([3] * 5, 10, user=2)
-        world.run()
-        check_closed(world)
-        assert few.admitted_s is not None
-        waits[name] = sum((i.admitted_s or 0.0) < few.admitted_s for i in many)
-    assert waits["orca, reserve"] == 30
-    assert waits["vtc, reserve"] <= 3
-
-
-def test_an_idle_time_is_no_credit() -> None:
-    world = World(VTC, max_batch_size=1)
-    for n in range(10):
-        world.submit([n] * 5, 20, n, user=1)
-    for _ in range(150):
-        world.step()
-    late = [world.submit([n] * 5, 20, n, user=2) for n in range(10)]
-    more = [world.submit([n] * 5, 20, n, user=1) for n in range(10)]
-    world.run()
-    check_closed(world)
-    half = sorted(late + more, key=lambda i: i.admitted_s or 0.0)[:10]
-    assert abs(sum(i.user == 1 for i in half) - 5) <= 4

@@ -1,4 +1,4 @@
-"""What the wrapper around a policy plans, shown plain data."""
+"""Two classes of requests: what the wrappers around a policy plan, shown plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from scheduling.classes.budget import (
 )
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
+from scheduling.growth import with_growth
 from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
@@ -206,12 +208,6 @@ def test_if_nothing_fits_the_minimum_grants_one_row_every_100_iterations() -> No
     assert [number for number, count in enumerate(rows, 1) if count == 2] == [100, 200, 300]
 
 
-def test_plans_that_are_dropped_bring_the_minimum_no_nearer() -> None:
-    shown = view([], [decoding(0), deferred(1)], used=24)
-    policy = Budget(Orca(), Law(), factor=1.0)
-    assert {len(policy.plan(shown).advance) for _ in range(2 * FLOOR_ITERATIONS)} == {1}
-
-
 def test_without_predictions_a_few_tokens_join_and_more_without_immediate_requests() -> None:
     resident = [deferred(n) for n in range(1, 10)]
     blind = Budget(Orca(), Law(known=False))
@@ -267,17 +263,6 @@ def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
     assert len(plan.advance) <= 3  # places stay free for their like
 
 
-@every_policy
-@given(waiting=queues(), resident=batches())
-def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
-    make: Callable[[], Policy], waiting: list[Shown], resident: list[Shown]
-) -> None:
-    resident = [replace(request, done=False) for request in resident]
-    shown = view(waiting, resident, limit=12)
-    for wrapped in (Budget(make(), Law()), Exclusive(make()), Priority(make())):
-        assert wrapped.plan(shown) == make().plan(shown)
-
-
 def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
     present = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
@@ -324,3 +309,46 @@ def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
     plan = Budget(Orca(), Law()).plan(shown)
     assert [request.id for request in plan.preempt] == [8, 7]  # it may grow by all of its 19 tokens
     assert plan.advance[0] == Advance(growing, 1)
+
+
+# --- immediate requests come first ----------------------------------------------------------
+
+WAYS: dict[str, Callable[[Policy], Policy]] = {
+    "budget": lambda inner: Budget(inner, Law()),
+    "priority": Priority,
+    "exclusive": Exclusive,
+    "none-waiting": NoneWaiting,
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+def admitted(plan: Plan, shown: View) -> list[Request]:
+    return [step.request for step in plan.advance if step.request in shown.waiting]
+
+
+@every_way
+@every_policy
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident))
+def test_no_deferred_request_takes_the_place_of_an_immediate_one(
+    make: Callable[[], Policy], way: Callable[[Policy], Policy], shown: View
+) -> None:
+    """Whom the base policy would admit if only immediate requests waited is admitted."""
+    plan = way(make()).plan(shown)
+    check_plan(plan, shown)
+    new = admitted(plan, shown)
+    if not of_class(new, "deferred"):
+        return
+    immediate = of_class(shown.waiting, "immediate")
+    alone = make().plan(replace(shown, waiting=immediate)) if immediate else Plan()
+    assert [r for r in admitted(alone, shown) if r not in new] == []
+
+
+def test_if_residents_grow_deferred_requests_are_the_first_to_wait_again() -> None:
+    """The plan admits both; once the resident has grown by three tokens one of them fits."""
+    resident = Shown(9, generated=1, computed=4, room=4)
+    waiting = [Shown(10, service_class="deferred", max_tokens=1), Shown(11, max_tokens=3)]
+    shown = view(waiting, [resident], budget=17, used=4, growth_tokens=3)
+    plan = Priority(ShortestFirst()).plan(shown)
+    assert len(plan.advance) == 3
+    grown = with_growth(plan, shown)
+    assert [step.request.id for step in grown.advance] == [9, 11]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,11 +21,11 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from scheduling.registry import make_policy
-from seams import Advance, Memory, Plan, Policy, Request, Trial
+from seams import Advance, Plan, Policy
 from serving.config import Config
 from tests.examples import examples
 from tests.scheduling.law import Law
-from tests.scheduling.shown import Shown, batches, carried_out, queues, signals, view
+from tests.scheduling.shown import Counted, Shown, batches, carried_out, queues, signals, view
 
 CONFIG = Config(mode="dynamic", max_batch_size=8, token_budget=12, max_bypass=3)
 # the other modes, limits that matter, and all that a server can be asked for
@@ -119,13 +119,6 @@ def test_orca_fills_the_batch_in_order_until_limit_or_memory_end_it(
     )
 
 
-def test_orca_admits_no_request_past_a_head_that_does_not_fit() -> None:
-    head, small = Shown(1, prompt_tokens=50, max_tokens=50), Shown(2, prompt_tokens=1, max_tokens=1)
-    resident = [Shown(0, generated=1, computed=4)]
-    plan = Orca().plan(view([head, small], resident, budget=100, used=12))
-    assert advanced(plan) == [(0, 1)]
-
-
 def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
     waiting = [Shown(1, arrival_s=10.0), Shown(2, arrival_s=11.0)]
     policy = Static(max_wait_s=5.0)
@@ -135,43 +128,16 @@ def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
     assert advanced(policy.plan(view(waiting, now_s=11.0, limit=1))) == [(1, 4)]
 
 
-class Counting:
-    """A memory that counts the requests that it is asked about."""
-
-    cached = 0
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory, self.asked = memory, 0
-        self.num_blocks, self.used = memory.num_blocks, memory.used
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        def counted() -> Iterator[Request]:
-            for request in requests:
-                self.asked += 1
-                yield request
-
-        return self.memory.fit(counted(), releasing)
-
-    def freed(self, requests: Iterable[Request]) -> int:
-        return self.memory.freed(requests)
-
-    def hit_tokens(self, request: Request) -> int:
-        return self.memory.hit_tokens(request)
-
-    def trial(self, releasing: Iterable[Request] = ()) -> Trial:
-        return self.memory.trial(releasing)
-
-
 @pytest.mark.parametrize("budget", [16, 1024, 1024 * 6, 1024 * 12])
 def test_the_work_of_planning_a_static_batch_grows_with_its_queue_not_with_its_square(
     budget: int,
 ) -> None:
     waiting = [Shown(id) for id in range(1024)]
     shown = view(waiting, limit=1024, budget=budget, rectangles=True)
-    memory = Counting(shown.memory)
+    memory = Counted(shown.memory, [])
     plan = Static(0.0).plan(replace(shown, memory=memory))
     assert len(plan.advance) == max(1, budget // 12)
-    assert memory.asked <= len(waiting)
+    assert memory.asked_about <= len(waiting)
 
 
 def test_static_keeps_rows_that_are_done_and_admits_no_request_meanwhile() -> None:
@@ -288,3 +254,11 @@ def test_shortest_first_counts_what_a_preempted_request_has_generated_already() 
     nearly_done = Shown(5, max_tokens=50, generated=45)
     plan = ShortestFirst().plan(view([Shown(1, max_tokens=10), nearly_done], limit=1))
     assert advanced(plan) == [(5, 49)]
+
+
+def test_shortest_first_keeps_the_age_of_a_request_that_was_planned_and_found_no_room() -> None:
+    policy, old = ShortestFirst(max_bypass=2), Shown(0, max_tokens=500)
+    for n in (1, 2):
+        carried_out(policy, view([old, Shown(n, max_tokens=1)], limit=1))
+    for n in (3, 4):  # it would be its turn, but growth needed the memory
+        assert advanced(policy.plan(view([old, Shown(n, max_tokens=1)], limit=1))) == [(0, 4)]

@@ -118,18 +118,10 @@ def test_chunks_shrink_as_the_past_of_a_prompt_grows_but_not_to_nothing() -> Non
 
 
 def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
-    shown = view([long()], decoding(20), limit=32, budget=9000)
-
-    class Cached:
-        num_blocks, used, cached = 9000, 0, 0
-        fit, freed, trial = shown.memory.fit, shown.memory.freed, shown.memory.trial
-
-        def hit_tokens(self, _: object) -> int:
-            return 4000
-
+    shown = view([long()], decoding(20), limit=32, budget=9000, hits={100: 4000})
     law = Law(pair_s=1e-6)
     resumed = prompt_of(view([], [*decoding(20), long(4000)], limit=32, budget=9000), law)
-    assert prompt_of(replace(shown, memory=Cached()), law) == resumed
+    assert prompt_of(shown, law) == resumed
 
 
 @pytest.mark.parametrize(

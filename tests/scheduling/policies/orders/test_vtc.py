@@ -1,21 +1,21 @@
-"""The virtual token counter: what is charged, and what a user that comes back begins with."""
+"""Fair orders: the virtual token counter, what is charged, what a user that comes back begins with;
+and prefixes that decide among the users who are not too far ahead."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.inference import Inference
 from requested import Sampling
+from scheduling.policies.orders.dlpm import DLPM, QUANTUM, WINDOW
 from scheduling.policies.orders.vtc import VTC
 from seams import Served
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
-from tests.scheduling.shown import Shown, view
+from tests.scheduling.shown import Shown, order_of, view
 
 IDS = itertools.count(10_000)
 MODE = next(mode for mode in DYNAMIC_MODES if mode.name == "vtc, reserve")
@@ -33,16 +33,6 @@ def asking(id: int, user: int, prompt_tokens: int = 4) -> Any:
     return inference
 
 
-def order_of(
-    order: VTC,
-    waiting: Sequence[Any],
-    resident: Sequence[Any] = (),
-    hits: Mapping[int, int] | None = None,
-) -> list[int]:
-    shown = replace(view(hits=hits), waiting=list(waiting), resident=list(resident))
-    return [request.id for request in order.first(shown, len(waiting))]
-
-
 def test_a_prompt_token_costs_one_a_generated_one_two_and_a_prefix_hit_nothing() -> None:
     order = VTC()
     whole = Shown(1, user=1, prompt_tokens=100, computed=100, generated=1)
@@ -51,16 +41,6 @@ def test_a_prompt_token_costs_one_a_generated_one_two_and_a_prefix_hit_nothing()
     order.observe([Served(cached, 20, 1)])
     assert dict(order.served) == {1: 102.0, 2: 22.0}
     assert order_of(order, [asking(3, 2), asking(4, 1), asking(5, 2)]) == [3, 5, 4]
-
-
-def test_a_prompt_is_charged_once_however_many_chunks_it_takes() -> None:
-    order = VTC()
-    for computed in (40, 80, 100):
-        request = Shown(1, user=1, prompt_tokens=100, computed=computed)
-        order.observe([Served(request, min(40, 100 - computed + 20), int(computed == 100))])
-    decoded = Shown(1, user=1, prompt_tokens=100, generated=2, computed=101)
-    order.observe([Served(decoded, 1, 1)])
-    assert dict(order.served) == {1: 104.0}
 
 
 def test_what_one_plan_admits_is_charged_within_it_without_prefix_hits() -> None:
@@ -200,14 +180,10 @@ def test_among_deferred_requests_a_newcomer_is_lifted_to_who_waits_not_to_who_le
     serve(order, 3, 5000)
     left, deferred, newcomer = asking(1, 3), asking(2, 2), asking(7, 9)
 
-    def plan(waiting: Sequence[Inference], resident: Sequence[Inference] = ()) -> list[int]:
-        shown = replace(view(), waiting=waiting, resident=resident, num_deferred=1)
-        return [request.id for request in order.first(shown, 9)]
-
-    plan([deferred, left])
+    order_of(order, [deferred, left], num_deferred=1)
     left.resident = True
-    plan([deferred], [left])
-    assert plan([newcomer, deferred], [left]) == [2, 7]
+    order_of(order, [deferred], [left], num_deferred=1)
+    assert order_of(order, [newcomer, deferred], [left], num_deferred=1) == [2, 7]
     assert order.served[9] == 100.0
 
 
@@ -235,3 +211,59 @@ def test_end_users_take_turns_also_beside_deferred_requests() -> None:
     check_closed(world)
     admitted = sorted((*first, *second), key=lambda request: request.admitted_s or 0.0)
     assert [request.end_user for request in admitted] == [1, 2, 1, 2, 1, 2, 1, 1, 1]
+
+
+# --- prefixes first -------------------------------------------------------------------------
+
+LEAST, AHEAD = 1, 2
+# the user who was served least comes first, since a user who comes later would be lifted to it
+WAITING = [asking(id, user, 100) for id, user in ((1, LEAST), (2, AHEAD), (3, LEAST))]
+HITS = {2: 80, 3: 40}
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"), [(0, [2, 3, 1]), (QUANTUM - 1, [2, 3, 1]), (QUANTUM, [3, 1, 2])]
+)
+def test_the_longest_prefix_hit_is_first_unless_its_user_is_a_quantum_ahead(
+    served: float, expected: list[int]
+) -> None:
+    order = DLPM()
+    if served:
+        serve(order, AHEAD, int(served))
+    assert order_of(order, WAITING, hits=HITS) == expected
+
+
+def test_a_user_competes_again_once_the_least_served_one_has_caught_up() -> None:
+    order = DLPM()
+    serve(order, AHEAD, int(QUANTUM) + 100)
+    assert order_of(order, WAITING, hits=HITS) == [3, 1, 2]
+    serve(order, LEAST, 100)
+    assert order_of(order, WAITING, hits=HITS) == [3, 1, 2]
+    serve(order, LEAST, 1)
+    assert order_of(order, WAITING, hits=HITS) == [2, 3, 1]
+
+
+def test_users_that_are_ahead_are_in_the_order_of_their_counters_whatever_is_cached() -> None:
+    order = DLPM()
+    serve(order, 2, int(QUANTUM) + 900)
+    serve(order, 3, int(QUANTUM) + 400)
+    waiting = [asking(id, id, 100) for id in (1, 2, 3)]
+    assert order_of(order, waiting, hits={2: 80}) == [1, 3, 2]
+
+
+def test_among_equal_hits_the_user_who_was_served_least_is_first() -> None:
+    waiting = [asking(id, user, 100) for id, user in enumerate((1, 2, 3, 1, 1, 2))]
+    found = []
+    for order in (DLPM(), VTC()):
+        serve(order, 2, 150)
+        serve(order, 3, 50)
+        found.append(order_of(order, waiting))
+    assert found[0] == found[1] == [0, 2, 3, 1, 4, 5]
+
+
+def test_prefixes_are_compared_among_the_first_of_the_window() -> None:
+    waiting = [asking(id, 1, 100) for id in range(WINDOW + 5)]
+    inside, outside = {WINDOW - 1: 80}, {WINDOW: 80}
+    for hits, first in ((inside, WINDOW - 1), (outside, 0)):
+        (request,) = DLPM().first(view(waiting, hits=hits), 1)
+        assert request.id == first
