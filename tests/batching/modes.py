@@ -34,7 +34,7 @@ class Mode:
 
 
 def without_window(make: Callable[[], Policy], _: float) -> Policy:
-    """What a mode's `policy` makes where nobody waits for others."""
+    """The `policy` of a mode without a time window."""
     return make()
 
 

@@ -122,7 +122,7 @@ def test_every_client_gets_the_tokens_it_would_get_alone_and_the_books_close(
     speculate: int,
     mishaps: Mishaps,
 ) -> None:
-    """Whatever others ask for and tell the policy, whoever leaves, whatever fails or runs short."""
+    """With random requests and signals, departures, failures, losses and shortages of others."""
     in_rows = mode in MODES  # these neither pause a request nor draft
     make, predictor, stats = mode.policy, Predictor(), Stats(0.0)
     wrap = WAYS["none waiting" if in_rows else way]

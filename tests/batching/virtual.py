@@ -253,7 +253,7 @@ class World:
             self.manager.wake()
 
     def _check_step(self) -> None:
-        """Memory belongs to residents, and nobody is lost or ends twice."""
+        """Memory belongs to residents, and no request is lost or ends twice."""
         counts = self.manager.counts
         assert 0 <= self.memory.used <= self.memory.num_blocks
         assert (self.memory.used > 0) == (counts["running"] > 0)

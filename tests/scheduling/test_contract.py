@@ -17,7 +17,15 @@ RESIDENT = Shown(2, generated=2, computed=5)
 DONE = Shown(3, generated=8, computed=11, done=True)
 STRANGER = Shown(9)
 
-BREACHES = [
+BREACHES: list[tuple[Any, str]] = [
+    (None, "returned NoneType, not a seams.Plan"),
+    ([Advance(WAITING, 4)], "returned list, not a seams.Plan"),
+    (iter(()), "returned tuple_iterator, not a seams.Plan"),
+    *(
+        (Plan(wake_s=cast(Any, at_s)), r"wake_s .* a time after view.now_s, which is 100")
+        for at_s in (0.05, 100.0, float("nan"), "soon")
+    ),
+    (Plan([Advance(WAITING, cast(Any, 2.0))]), r"advances request \d+ by 2\.0 tokens"),
     (Plan(), "planned nothing"),
     (Plan([Advance(WAITING, 0)]), "by 0 tokens"),
     (Plan([Advance(WAITING, 5)]), "advances request 1 by 5 tokens; it has 0 of 4 computed"),
@@ -33,7 +41,7 @@ BREACHES = [
 
 
 @pytest.mark.parametrize(("plan", "message"), BREACHES, ids=[m for _, m in BREACHES])
-def test_a_plan_that_breaks_the_contract_is_named(plan: Plan, message: str) -> None:
+def test_a_plan_that_breaks_the_contract_is_named(plan: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         check_plan(plan, view([WAITING], [RESIDENT]))
 
@@ -88,24 +96,6 @@ def test_pausing_chunks_and_waiting_for_a_moment_are_allowed() -> None:
     check_plan(Plan([Advance(WAITING, 2)]), view([WAITING], [RESIDENT]))
     check_plan(Plan(wake_s=101.0), view([WAITING], [RESIDENT]))
     check_plan(Plan([Advance(WAITING, cast(Any, np.int64(2)))]), view([WAITING], [RESIDENT]))
-
-
-@pytest.mark.parametrize("wake_s", [0.05, 100.0, float("nan"), "soon"])
-def test_a_policy_waits_for_a_moment_to_come(wake_s: Any) -> None:
-    with pytest.raises(PolicyError, match=r"wake_s .* a time after view.now_s, which is 100"):
-        check_plan(Plan(wake_s=wake_s), view([WAITING], [RESIDENT]))
-
-
-@pytest.mark.parametrize("plan", [None, [Advance(WAITING, 4)], iter(())])
-def test_a_policy_returns_a_plan(plan: Any) -> None:
-    with pytest.raises(PolicyError, match=f"returned {type(plan).__name__}, not a seams.Plan"):
-        check_plan(plan, view([WAITING], []))
-
-
-def test_tokens_are_whole_numbers() -> None:
-    wrong: Any = 2.0
-    with pytest.raises(PolicyError, match=r"advances request \d+ by 2\.0 tokens"):
-        check_plan(Plan([Advance(WAITING, wrong)]), view([WAITING], []))
 
 
 def test_only_residents_that_are_done_may_retire() -> None:

@@ -4,7 +4,7 @@ take, and how it learns that."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policies.stall_free import MOST_STALL, PROMPT_TOKENS, StallFree
-from scheduling.prediction.predictor import Load, Predictor
+from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.room import LEAST_PROMPT_TOKENS
 from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
@@ -21,27 +21,11 @@ from seams import Advance, View
 from serving.config import Config
 from tests.batching.modes import MODES
 from tests.batching.virtual import TICK_S, World, check_closed
+from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, view
 
-NO_LOAD = Load()
-
-
-@dataclass(slots=True)
-class Law:
-    """A step time that is known."""
-
-    constant_s: float = 0.010
-    token_s: float = 0.001
-    pair_s: float = 0.0
-    reach_tokens: int = 1 << 30
-    known: bool = True
-    margin: float = 0.0
-    ttft_s: float | None = None
-    load: Load = NO_LOAD
-
-    def seconds(self, work: Work) -> float | None:
-        taken_s = self.token_s * work.num_tokens + self.pair_s * work.attended
-        return self.constant_s + taken_s if self.known else None
+# ten milliseconds and one more for each token
+law_of = partial(Law, constant_s=0.010, row_s=0.0, token_s=0.001)
 
 
 def decoding(count: int) -> list[Shown]:
@@ -58,7 +42,7 @@ def long(past: int = 0) -> Shown:
     return Shown(100, prompt_tokens=8000, computed=past)
 
 
-@pytest.mark.parametrize("law", [None, Law(known=False)], ids=["no predictor", "nothing learnt"])
+@pytest.mark.parametrize("law", [None, law_of(known=False)], ids=["no predictor", "nothing learnt"])
 @pytest.mark.parametrize("decodes", [0, 5])
 def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_tokens(
     law: Law | None, decodes: int
@@ -73,7 +57,7 @@ def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_t
     begun=st.integers(0, 4000),
     decodes=st.integers(1, 6),
     law=st.builds(
-        Law,
+        law_of,
         constant_s=st.floats(0.001, 0.1),
         token_s=st.floats(0.0, 0.01),
         pair_s=st.floats(0.0, 1e-5),
@@ -106,7 +90,7 @@ def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
 
 
 def test_chunks_shrink_as_the_past_of_a_prompt_grows_but_not_to_nothing() -> None:
-    law = Law(pair_s=1e-6)
+    law = law_of(pair_s=1e-6)
     chunks = [
         prompt_of(view([], [*decoding(20), long(past)], limit=32, budget=9000), law)
         for past in (1, 1000, 4000, 7000)
@@ -119,7 +103,7 @@ def test_chunks_shrink_as_the_past_of_a_prompt_grows_but_not_to_nothing() -> Non
 
 def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
     shown = view([long()], decoding(20), limit=32, budget=9000, hits={100: 4000})
-    law = Law(pair_s=1e-6)
+    law = law_of(pair_s=1e-6)
     resumed = prompt_of(view([], [*decoding(20), long(4000)], limit=32, budget=9000), law)
     assert prompt_of(shown, law) == resumed
 
@@ -127,9 +111,9 @@ def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
 @pytest.mark.parametrize(
     ("law", "tokens"),
     [
-        (Law(constant_s=0.0), 288),  # twice the tokens save nothing
-        (Law(constant_s=1.0, token_s=0.0, reach_tokens=3000), 2304),  # more were never seen
-        (Law(constant_s=0.1, token_s=0.001), 4608),  # a token takes 1.022 ms, then 1.011 ms
+        (law_of(constant_s=0.0), 288),  # twice the tokens save nothing
+        (law_of(constant_s=1.0, token_s=0.0, reach_tokens=3000), 2304),  # more were never seen
+        (law_of(constant_s=0.1, token_s=0.001), 4608),  # a token takes 1.022 ms, then 1.011 ms
     ],
 )
 def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(

@@ -155,25 +155,20 @@ def test_a_resident_that_has_used_its_quantum_pauses_for_a_newcomer_and_keeps_it
     assert runs(by, [newcomer], [resident]) == ({2}, [])
 
 
-def served(tokens: int, *, program: int | None = 1) -> Program:
-    order = Program()
-    order.observe([Served(Shown(1, program=program), tokens, 1)])
-    return order
-
-
 @pytest.mark.parametrize(
     ("tokens", "level"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (255, 2), (256, 3)]
 )
 def test_levels_of_programs_double_and_the_less_served_is_first(tokens: int, level: int) -> None:
-    order = served(tokens)
+    order, much, little = Program(), Shown(2, program=1), Shown(3, program=2)
+    assert order_of(order, [much, little]) == [2, 3]
+    order.observe([Served(Shown(1, program=1), tokens, 1)])
     assert order.group_rank((1, 1)) == level
-    much, little = Shown(2, program=1), Shown(3, program=2)
     assert order_of(order, [much, little]) == ([3, 2] if level else [2, 3])
 
 
 def test_programs_of_the_same_level_run_in_order_of_arrival() -> None:
-    order = served(200)
-    order.observe([Served(Shown(2, program=2), 130, 1)])
+    order = Program()
+    order.observe([Served(Shown(1, program=1), 200, 1), Served(Shown(2, program=2), 130, 1)])
     assert order_of(order, [Shown(3, program=1), Shown(4, program=2)]) == [3, 4]
 
 
@@ -182,6 +177,8 @@ def test_calls_of_a_program_count_together_those_without_one_alone_until_they_ar
     for id in (1, 2):
         order.observe([Served(Shown(id, program=4), 40, 1), Served(Shown(id + 10), 40, 1)])
     assert order_of(order, [Shown(3, program=4), Shown(4)]) == [4, 3]  # numbers apart, too
+    order.observe([Served(Shown(3, program=4, done=True), 1, 1)])
+    assert order.group_rank((1, 4)) == 1
     assert order.group_rank(order.group(Shown(11))) == 0
     order.observe([Served(Shown(11), 24, 1)])
     assert order.group_rank(order.group(Shown(11))) == 1
