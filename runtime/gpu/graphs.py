@@ -115,7 +115,7 @@ class Graphs:
         time."""
         self._forward, self._buckets, self._tables = forward, buckets, tables
         device = tables.blocks.device
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = device.type != "cpu"
         self.replayed = 0  # iterations
         self.most_rows = max_rows
         kept = max(bucket.kept for bucket in buckets)

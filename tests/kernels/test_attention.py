@@ -72,9 +72,10 @@ def iteration(
         for layer in range(shape.n_layer):
             for slots in pool.slots(layer):
                 slots[at] = torch.randn(start, shape.kv_heads, shape.head_dim).to(slots)
-    # queries, keys and values are slices of one tensor, as those of a network are
-    fused = torch.randn(first, heads + 2 * shape.kv_heads, shape.head_dim).to(pool.keys)
-    return Iteration(pool, spans, *fused.split([heads, shape.kv_heads, shape.kv_heads], 1))
+    # q, k and v each with a stride of its own
+    q = torch.randn(first, heads + 1, shape.head_dim).to(pool.keys)[:, :heads]
+    k, v = torch.randn(first, 2, shape.kv_heads, shape.head_dim).to(pool.keys).unbind(1)
+    return Iteration(pool, spans, q, k, v.contiguous())
 
 
 def attended(of: Iteration, by: str, spans: Sequence[Span], layer: int = 0) -> Tensor:

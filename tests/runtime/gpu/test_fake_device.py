@@ -2,7 +2,8 @@
 what is copied, and how many operators are called.
 
 Its tensors are on torch's `meta` device, without contents. Reading these, or computing with a
-tensor of the host's, fails. The executor runs as it is, but for what is read back: zeros.
+tensor of the host's, fails. The executor runs as it is, but for what is read back, which is zeros,
+and for graphs, whose replays do nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from runtime.executor import Executor
 from runtime.gpu.device import Device
 from runtime.gpu.graphs import Graphs
 from runtime.gpu.selfcheck import Verdict
+from runtime.transfer import stage
 from seams import Drafts, Opening, Step
 from tests.runtime.gpu.pretend import pretend_gpus
 
@@ -97,7 +100,12 @@ class ReadBack:
 
 @pytest.fixture(autouse=True)
 def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def record(graphs: Graphs) -> None:
+        graphs._graphs = {bucket: mock.Mock() for bucket in graphs._fixed}
+
     monkeypatch.setattr("runtime.executor.ReadBack", ReadBack)
+    monkeypatch.setattr(Graphs, "_record", record)
+    monkeypatch.setattr("runtime.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
     monkeypatch.setattr(Device, "_difference", lambda *_: None)
     for kind, name in ((Executor, "start"), (Device, "record_graphs")):
         # inference mode would hide operators
@@ -249,12 +257,11 @@ def test_an_iteration_with_drafts_stays_on_the_device(
     ("graphs", "expected"), [(0, (PER_LAYER, AROUND)), (3, (0, BESIDE_A_GRAPH))]
 )
 def test_a_decode_takes_few_operators_a_layer_and_around_them(
-    graphs: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    graphs: int, expected: tuple[int, int]
 ) -> None:
     """Around: a copy of its numbers, two that find the tokens in flight, two embeddings, their sum
     with the first norm, the head, and the draw. Beside a graph: two copies to its addresses, the
     head, and the draw."""
-    monkeypatch.setattr(Graphs, "_run", lambda *_: None)  # a launch on a GPU
     one, two, three = (
         len(run(GREEDY, layers=layers, graphs=graphs)[1].names) for layers in (1, 2, 3)
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -25,11 +26,12 @@ from kernels.gpu.attention import CANDIDATES
 from model import LoadOptions, load_model
 from models.gpt2 import Attend
 from runtime.cache import KVPool, KVShape
+from runtime.gpu import selfcheck
 from runtime.gpu.choice import DeviceError
 from runtime.gpu.comparison import Heads, differs, replay_differs
 from runtime.gpu.layers import MULTIPLE
 from runtime.gpu.paged import Packed, PagedAttention
-from runtime.gpu.selfcheck import Verdict, check, compare
+from runtime.gpu.selfcheck import Verdict, check
 from runtime.gpu.tuning import chosen
 from runtime.gpu.twins import draws_differ, layers_differ
 from runtime.sampling.sampler import Sampler
@@ -59,8 +61,13 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 # --- what is compared -----------------------------------------------------------------------
 
 
-def test_kernels_with_the_same_results_agree() -> None:
-    assert compare(CPU, SMALL) == Verdict()
+def test_kernels_with_the_same_results_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the process says it that compares."""
+    monkeypatch.setattr(sys, "argv", ["selfcheck", "cpu", "2", "1", "16", "16", "float32"])
+    selfcheck.main()
+    assert Verdict(**json.loads(capsys.readouterr().out)) == Verdict()
 
 
 def damaged(wrong: str) -> Callable[[Packed[Tensor], KVPool], Attend]:

@@ -61,16 +61,13 @@ def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
-)
-def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str, seed: int) -> None:
+def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     tokenizer = vocabulary(name)
     of = Grammars(lambda: tokenizer)
-    for number in (8 * seed + 90, 8 * seed + 91, 8 * seed + 93):
-        finished(of, tokenizer, schemas()[number], seed)
+    for number in (90, 91, 98, 101, 109):
+        finished(of, tokenizer, schemas()[number], number)
     pattern = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
-    ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, seed), 1000)
+    ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, 0), 1000)
     assert re.fullmatch(pattern, text_of(tokenizer, ids))
 
 
