@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -16,7 +18,8 @@ from scheduling.prediction.predictor import Predictor
 from serving.config import Config
 from serving.thread import Load
 from tests.support.hash_app import byte_tokenizer, load
-from tests.support.process import eventually
+from tests.support.hash_model import HashModel
+from tests.support.process import PATIENCE_S, eventually
 from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
@@ -94,6 +97,17 @@ def serving(
     config: Config, load: Load = load, tokenizer: Tokenizer | None = None
 ) -> AbstractContextManager[FlaskClient]:
     return running(create_app(config, load, tokenizer or byte_tokenizer()))
+
+
+def held_at(number: int, **options: Any) -> tuple[HashModel, threading.Event]:
+    """A model that waits in its iteration of this number until the event."""
+    go = threading.Event()
+
+    def wait(begun: int) -> None:
+        if begun == number:
+            assert go.wait(PATIENCE_S)
+
+    return HashModel(before_iteration=wait, **options), go
 
 
 def client_of(app: Flask) -> FlaskClient:

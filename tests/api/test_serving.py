@@ -14,8 +14,7 @@ from flask.testing import FlaskClient
 
 from generate.modes import ModeName
 from serving.config import MODES, Config
-from tests.api.conftest import serving
-from tests.api.test_together import held_at
+from tests.api.conftest import held_at, serving
 from tests.support.dialects import NATIVE, Json, ask
 from tests.support.hash_app import spelled
 from tests.support.hash_model import HashModel

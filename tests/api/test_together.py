@@ -24,10 +24,11 @@ from requested import Constraint, Sampling
 from runtime.grammar import grammars
 from serving.config import Config
 from tests.api import conftest
+from tests.api.conftest import client_of, held_at
 from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, Json, ask, events, refused
 from tests.support.hash_app import END_ID, byte_tokenizer, generated, load
 from tests.support.hash_model import HashModel
-from tests.support.process import PATIENCE_S, eventually
+from tests.support.process import eventually
 
 FEW, MANY = 20, 400  # iterations
 SIXTY = "x" * 60
@@ -38,17 +39,6 @@ def serving(model: HashModel, **options: Any) -> Iterator[tuple[FlaskClient, Bat
     """With what its clients do not see."""
     with conftest.serving(Config(mode="dynamic", **options), lambda _: model) as client:
         yield client, client.application.extensions["engine"].manager
-
-
-def held_at(number: int, **options: Any) -> tuple[HashModel, threading.Event]:
-    """A model that waits in its iteration of this number until the event."""
-    go = threading.Event()
-
-    def wait(begun: int) -> None:
-        if begun == number:
-            assert go.wait(PATIENCE_S)
-
-    return HashModel(before_iteration=wait, **options), go
 
 
 # a long answer without an end and without a character that a short one has early
@@ -209,6 +199,22 @@ def test_a_failure_before_the_first_token_has_its_status(path: str, stream: bool
         assert ask(client, path, tokens=9, stream=stream).status_code == 200
         counts = client.get("/stats").get_json()["counts"]
         assert (counts["failed"], counts["completed"]) == (1, 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_past_its_limit_is_answered_though_the_model_hangs(path: str) -> None:
+    model, go = held_at(1)
+    with (
+        serving(model, request_timeout=3600.0) as (client, manager),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        clients = [client, client_of(client.application)]
+        asked = [pool.submit(ask, one, path, stream=one is client) for one in clients]
+        eventually(lambda: sum(manager.counts.values()) == 2, "both are there")
+        manager.give_up_overdue(time.perf_counter() + 3601.0)
+        for answer in asked:
+            assert "--request-timeout" in refused(answer.result(), path, 504)
+        go.set()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -18,7 +18,7 @@ from werkzeug.test import TestResponse
 from generate.modes import ModeName
 from seams import Outcome
 from serving.config import MODES, Config
-from tests.api.conftest import TWO, client_of, serving
+from tests.api.conftest import TWO, client_of, held_at, serving
 from tests.api.jobs.test_files import error_of, got, upload
 from tests.support.dialects import PATHS
 from tests.support.hash_model import HashModel
@@ -58,13 +58,19 @@ def run(client: FlaskClient, *lines: Json | str, **fields: Any) -> Json:
     """Until the batch has ended."""
     answer = create(client, file_of(client, jsonl(*lines)), **fields)
     assert answer.status_code == 200
-    batches: list[Json] = [answer.get_json()]
+    return reached(client, answer.get_json()["id"], "completed", "failed", "expired", "cancelled")
 
-    def has_ended() -> bool:
-        batches.append(got(client, f"/v1/batches/{batches[0]['id']}"))
-        return batches[-1]["status"] in ("completed", "failed", "expired", "cancelled")
 
-    eventually(has_ended, "the end of the batch")
+def reached(client: FlaskClient, id: str, *statuses: str, answered: int = 0) -> Json:
+    """The batch as soon as it has one of these statuses, and so many answers."""
+    batches: list[Json] = []
+
+    def holds() -> bool:
+        batches.append(got(client, f"/v1/batches/{id}"))
+        completed = batches[-1]["request_counts"]["completed"]
+        return batches[-1]["status"] in statuses and completed >= answered
+
+    eventually(holds, f"one of {statuses}")
     return batches[-1]
 
 
@@ -168,6 +174,26 @@ def test_every_mode_completes_a_job_alongside_immediate_requests(
     for number, body in enumerate(direct):
         assert alike(told[f"id {number}"]["response"]["body"]) == alike(body)
     assert (counts["waiting"], counts["running"], counts["completed"]) == (0, 0, 40)
+
+
+def test_a_cancelled_job_keeps_what_was_answered(tmp_path: Path) -> None:
+    """The first line has one token, and the others run or wait."""
+    model, go = held_at(3)
+    lines = [line(n, body={"prompt": "x", "max_tokens": 9 if n else 1}) for n in range(40)]
+    with answering(tmp_path, model) as client:
+        id = create(client, file_of(client, jsonl(*lines))).get_json()["id"]
+        reached(client, id, "in_progress", answered=1)
+        cancelling = client.post(f"/v1/batches/{id}/cancel").get_json()
+        assert (cancelling["status"], cancelling["cancelled_at"]) == ("cancelling", None)
+        assert cancelling["cancelling_at"] is not None
+        go.set()
+        batch = reached(client, id, "cancelled")
+        assert batch["cancelled_at"] is not None
+        output, errors = (answers(client, batch[f"{of}_file_id"]) for of in ("output", "error"))
+    assert "id 0" in output
+    assert output.keys() ^ errors.keys() == {one["custom_id"] for one in lines}
+    assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
+    assert {one["response"] for one in errors.values()} == {None}
 
 
 def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path) -> None:

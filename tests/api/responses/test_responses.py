@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
 from serving.config import Config
-from tests.api.conftest import TWO, serving
+from tests.api.conftest import TWO, held_at, serving
 from tests.support.hash_app import END_ID
 from tests.support.hashed import reference
 from tests.support.openai_calls import CONTEXT, alike, chat, is_error
+from tests.support.process import eventually
 
 Json = dict[str, Any]
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
@@ -249,6 +251,25 @@ def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient)
     assert cancelled.get_json() == told, "it had ended"
 
 
+def test_a_response_that_is_generated_can_be_cancelled_and_not_continued(tmp_path: Path) -> None:
+    model, go = held_at(3)
+    with serving(Config("dynamic", data_dir=str(tmp_path)), lambda _: model) as client:
+        told = respond(client, background=True, store=True, ignore_eos=True, max_output_tokens=50)
+        path = f"/v1/responses/{told['id']}"
+
+        def status() -> str:
+            found: str = client.get(path).get_json()["status"]
+            return found
+
+        eventually(lambda: status() == "in_progress", "it runs")
+        early = is_error(ask(client, previous_response_id=told["id"]), 400, "previous_response_id")
+        assert "not complete yet" in early
+        assert client.post(f"{path}/cancel").get_json()["status"] == status() == "cancelled"
+        go.set()
+        eventually(lambda: client.get("/stats").get_json()["counts"]["cancelled"] == 1, "its end")
+        assert status() == "cancelled"
+
+
 def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> None:
     fields: Json = {"background": True, "store": True, "seed": 5, "max_output_tokens": 20}
     parts = events(store, **fields)
@@ -327,6 +348,8 @@ def test_what_changes_nothing_is_taken(client: FlaskClient) -> None:
         "reasoning": {"effort": "low", "summary": "auto"},
     }  # fmt: skip
     assert text_of(respond(client, seed=1, **nothing)) == text_of(respond(client, seed=1))
+    tiers = [respond(client, service_tier=tier)["service_tier"] for tier in ("flex", "auto")]
+    assert tiers == ["flex", "default"]
 
 
 def test_what_is_not_there_is_404(client: FlaskClient) -> None:
@@ -334,7 +357,7 @@ def test_what_is_not_there_is_404(client: FlaskClient) -> None:
     is_error(ask(client, model="gpt-9"), 404, "model")
 
 
-def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Any) -> None:
+def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Path) -> None:
     config = Config(mode="dynamic", data_dir=str(tmp_path), max_stored_bytes=2000)
     with serving(config) as client:
         while (answer := ask(client, store=True, max_output_tokens=1)).status_code == 200:
