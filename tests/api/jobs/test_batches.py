@@ -177,9 +177,9 @@ def test_every_mode_completes_a_job_alongside_immediate_requests(
 
 
 def test_a_cancelled_job_keeps_what_was_answered(tmp_path: Path) -> None:
-    """The first line has one token, and the others run or wait."""
-    model, go = held_at(3)
-    lines = [line(n, body={"prompt": "x", "max_tokens": 9 if n else 1}) for n in range(40)]
+    """The model waits when the first lines are answered and the last have not begun."""
+    model, go = held_at(30)
+    lines = [line(n, body={"prompt": "x", "max_tokens": 9}) for n in range(200)]
     with answering(tmp_path, model) as client:
         id = create(client, file_of(client, jsonl(*lines))).get_json()["id"]
         reached(client, id, "in_progress", answered=1)
@@ -190,7 +190,7 @@ def test_a_cancelled_job_keeps_what_was_answered(tmp_path: Path) -> None:
         batch = reached(client, id, "cancelled")
         assert batch["cancelled_at"] is not None
         output, errors = (answers(client, batch[f"{of}_file_id"]) for of in ("output", "error"))
-    assert "id 0" in output
+    assert output
     assert output.keys() ^ errors.keys() == {one["custom_id"] for one in lines}
     assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
     assert {one["response"] for one in errors.values()} == {None}

@@ -126,14 +126,14 @@ def test_other_content_types_and_files_that_are_too_large_are_refused_unread(
 
 
 def test_files_are_listed_in_pages_of_both_orders(store: FlaskClient) -> None:
-    ids = [upload(store).get_json()["id"] for _ in range(3)][::-1]
-    for query, found in (("limit=2", ids[:2]), (f"limit=1&after={ids[1]}", ids[2:])):
+    ids = [upload(store).get_json()["id"] for _ in range(4)][::-1]
+    for query, found in (("limit=2", ids[:2]), (f"limit=1&after={ids[1]}", ids[2:3])):
         page = got(store, f"/v1/files?{query}")
         assert [file["id"] for file in page["data"]] == found
         assert (page["object"], page["has_more"]) == ("list", True)
         assert (page["first_id"], page["last_id"]) == (found[0], found[-1])
     rising = got(store, "/v1/files?order=asc")
-    assert ([file["id"] for file in rising["data"][:-4:-1]], rising["has_more"]) == (ids, False)
+    assert ([file["id"] for file in rising["data"][:-5:-1]], rising["has_more"]) == (ids, False)
     of_outputs = got(store, "/v1/files?purpose=batch_output")
     assert (of_outputs["data"], of_outputs["first_id"]) == ([], None)
     for query in ("limit=0", "limit=10001", "limit=x", "limit=1e3", "order=up"):
