@@ -24,6 +24,7 @@ from batching import BatchingManager
 from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
+from records import RequestRecord
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from serving.config import Config
@@ -131,6 +132,12 @@ def test_a_response_ends_for_its_reader_once_it_is_counted(monkeypatch: pytest.M
         list(follower.new())
         return follower.ended
 
-    monkeypatch.setattr(Books, "request", lambda *_: found.append(has_ended()))
+    count = Books.request
+
+    def noted(books: Books, record: RequestRecord) -> None:
+        found.append(has_ended())
+        count(books, record)
+
+    monkeypatch.setattr(Books, "request", noted)
     world.run()
     assert (found, has_ended()) == ([False], True)
