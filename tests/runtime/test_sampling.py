@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -295,6 +295,8 @@ def test_what_no_row_asks_for_changes_nothing(seed: int, asked: list[Sampling]) 
     drawing = drawing_of(rows, 40, CPU)
     logits = some_logits(seed, len(rows), 40)
     assert torch.equal(drawing.scores(logits), replace(drawing, wants=EVERYTHING).scores(logits))
+    greedy = drawing_of([row(Sampling(temperature=0, top_k=5, top_p=0.5))], 40, CPU).wants
+    assert not any(astuple(greedy)), "is computed"
 
 
 def test_logprobs_are_those_of_the_plain_softmax_in_any_number_of_chunks(
