@@ -272,8 +272,9 @@ def test_the_tokens_beyond_a_vocabulary_are_never_drawn() -> None:
     assert sample(logits, [row(Sampling(temperature=0))], masks).tolist() == [0]
 
 
-@given(st.lists(samplings, min_size=2, max_size=4), st.booleans(), st.data())
-def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(asked, forced, data) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("forced", [False, True])
+@given(st.lists(samplings, min_size=2, max_size=4), st.data())
+def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(forced, asked, data) -> None:  # type: ignore[no-untyped-def]
     """Rows pause, come back and are prompted again, as in iterations; some know more than what was
     drawn for them."""
     sequences = [Opening(i, [i, 1, 2], 2, sampling) for i, sampling in enumerate(asked)]
@@ -284,8 +285,9 @@ def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(asked, for
         logits = some_logits(step, len(present), 40)
         lone = [sample(logits[i : i + 1], [known]).item() for i, known in enumerate(present)]
         assert sampler.draw(logits, present).tolist() == lone
+        count = data.draw(st.integers(0, 2)) if forced else 0
         for known, token in zip(present, lone, strict=True):
-            more = data.draw(st.lists(st.integers(0, 39), max_size=2)) if forced else []
+            more = data.draw(st.lists(st.integers(0, 39), min_size=count, max_size=count))
             known.ids.extend([token, *more])
 
 
