@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LIMIT_S, HANG_S = 150, 90  # of a mutant's tests of either sort, and of one test
-LIFE = ["tests/server/life", "tests/server/test_serving.py", "tests/server/test_scheduling.py"]
+LIFE = ["tests/server/life", "tests/server/test_serving.py"]
 PROCESSES = {
     **dict.fromkeys(("batching.py", "engine", "scheduling"), LIFE),
     "runtime": ["tests/runtime/test_shards.py", "tests/model_server"],

@@ -7,19 +7,16 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from serving.config import MODES, Config
 from tests.support.forked import Forked
 from tests.support.process import (
     PATIENCE_S,
     ROOT,
-    Server,
     clients,
     environment,
     free_port,
@@ -42,19 +39,10 @@ def run(*command: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("args", [[], ["fast"], ["--port", "8500"]])
-def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
-    done = run(SERVER, *args)
-    assert done.returncode == 2
-    for mode in (*MODES, "router"):
-        assert mode in done.stderr
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--model", "no-such-model"], "model 'no-such-model' is neither a folder nor a known"),
-        (["--model", "random:gpt5"], "'random:gpt5' is unknown; allowed: gpt2, gpt2-medium"),
         (["--model", "/tmp"], "/tmp contains no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
         (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
@@ -65,38 +53,22 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
     args: list[str], message: str, tmp_path: Path
 ) -> None:
     """By what `./server.sh` runs; the next test types the command itself."""
-    refused(["dynamic", *args], message, tmp_path)
-
-
-def refused(args: list[str], message: str, folder: Path) -> None:
-    log = folder / "log"
-    assert Forked("app", args, environment(), log).wait(2 * PATIENCE_S) != 0
+    log = tmp_path / "log"
+    assert Forked("app", ["dynamic", *args], environment(), log).wait(2 * PATIENCE_S) != 0
     assert message in log.read_text()
     assert "Traceback" not in log.read_text()
 
 
-def test_a_checkpoint_or_a_device_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "embedded" / "vocab.tiktoken", tmp_path)
-    asked = ["static", "--port", str(free_port())]
-    broken = f"{tmp_path}/config.json cannot be read"
-    refused([*asked, "--model", str(tmp_path)], broken, tmp_path)
-    if not torch.cuda.is_available():
-        message = "torch finds no GPU; allowed here: auto, cpu"
-        refused([*asked, "--device", "cuda"], message, tmp_path)
-
-
-def test_the_command_refuses_options_that_cannot_work_before_anything_starts() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_the_command_refuses_what_cannot_work_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for value, message in (
-            ("no", "--port (EB_PORT) is 'no'; allowed: a whole number"),
-            (port, f"cannot listen on 127.0.0.1:{port}"),
+        for args, told in (
+            ((), (*MODES, "router")),
+            (("dynamic", "--port", port), (f"cannot listen on 127.0.0.1:{port}",)),
         ):
-            done = run(SERVER, "dynamic", "--port", value)
+            done = run(SERVER, *args)
             assert done.returncode != 0
-            assert message in done.stderr
+            assert all(message in done.stderr for message in told)
             assert "Traceback" not in done.stderr
 
 
@@ -154,19 +126,21 @@ def test_of_servers_that_start_together_one_installs(clone: tuple[Path, Path]) -
     assert sorted(log.read_text().split()) == ["installed", *["served"] * 3]
 
 
-def test_nothing_but_the_engine_thread_needs_torch() -> None:
-    """Handlers and gunicorn's own thread run in a process that has not even imported it."""
+def test_what_few_need_is_imported_for_them_alone() -> None:
+    """Handlers and gunicorn's own thread run in a process that has not even imported torch, and
+    without an endpoint for traces there is nothing of OpenTelemetry."""
     code = (
-        "import sys, app; from serving.config import Config; app.create_app(Config('dynamic')); "
-        "print('torch' in sys.modules)"
+        "import sys, app, router.service; from serving.config import Config;"
+        "from telemetry.tracing import start_tracing; app.create_app(Config('dynamic'));"
+        "start_tracing(None, 'x');"
+        "print({name.split('.')[0] for name in sys.modules} & {'torch', 'opentelemetry', 'grpc'})"
     )
-    assert run(sys.executable, "-c", code).stdout.strip() == "False"
+    assert run(sys.executable, "-c", code).stdout.strip() == "set()"
 
 
-def test_a_custom_policy_is_found_next_to_files_named_like_pythons_modules(
-    tmp_path: Path,
-) -> None:
-    """All that lies where the command was typed comes last among what can be imported."""
+def test_the_command_serves_and_ctrl_c_ends_all_it_started(tmp_path: Path) -> None:
+    """Typed in a folder with a policy next to files named like Python's modules: all that lies
+    there comes last among what can be imported."""
     (tmp_path / "mine.py").write_text(
         "from scheduling.policies.orca import Orca\n\nclass Mine(Orca): ...\n"
     )
@@ -175,10 +149,27 @@ def test_a_custom_policy_is_found_next_to_files_named_like_pythons_modules(
     config = Config(mode="dynamic", port=free_port(), policy="mine:Mine")
     options = ["dynamic", "--port", str(config.port), "--policy", config.policy]
     command = ["env", "-C", str(tmp_path), SERVER, *options]
-    with spawned(tmp_path, config, command, environment(EB_PYTHON=sys.executable)) as server:
+    prompts = ["def main(", "import ", "# 東京\n"]
+    with (
+        spawned(tmp_path, config, command, environment(EB_PYTHON=sys.executable)) as server,
+        clients(len(prompts)) as call,
+    ):
         wait_ready(server)
-        assert server.stats()["policy"] == "mine:Mine"
-        assert server.ask("x", 1).status_code == 200
+        answers = [call(server.ask, prompt, 8, seed=3) for prompt in prompts]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            body = answer.result().json()
+            assert body["num_tokens"] == 8
+            assert body["completion"] == prompt + body["generated"]
+            assert 0 < body["prompt_tokens"] <= len(prompt.encode())
+        stats = server.stats()
+        assert (stats["mode"], stats["policy"]) == ("dynamic", "mine:Mine")
+        assert stats["model"]["name"] == "embedded"
+        assert stats["total-tokens-handled"] == 8 * len(prompts)
+        assert 0 < stats["model-share"] <= 1
+        assert f"{config.threads} threads" in server.log
+        server.interrupt()
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.members() == []
 
 
 @pytest.mark.parametrize(
@@ -197,46 +188,3 @@ def test_a_relative_path_is_resolved_where_the_command_is_typed(
     assert done.returncode != 0
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        "dynamic",
-        *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode != "dynamic"),
-    ],
-)
-def embedded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """`./server.sh MODE` with the embedded model."""
-    config = Config(mode=request.param, port=free_port())
-    folder = tmp_path_factory.mktemp("embedded")
-    command = [SERVER, request.param, "--port", str(config.port)]
-    with spawned(folder, config, command, environment(EB_PYTHON=sys.executable)) as server:
-        wait_ready(server)
-        yield server
-
-
-def test_the_command_serves_the_embedded_model(embedded: Server) -> None:
-    prompts = ["def main(", "import ", "class Node:\n    def __init__(self", "# 東京\n"]
-    with clients(len(prompts)) as call:
-        answers = [call(embedded.ask, prompt, 8, seed=3) for prompt in prompts]
-        for prompt, answer in zip(prompts, answers, strict=True):
-            body = answer.result().json()
-            assert body["num_tokens"] == 8
-            assert body["completion"] == prompt + body["generated"]
-            assert 0 < body["prompt_tokens"] <= len(prompt.encode())
-    stats = embedded.stats()
-    assert stats["mode"] == embedded.config.mode
-    assert stats["model"]["name"] == "embedded"
-    assert stats["total-tokens-handled"] == 4 * 8
-    assert 0 < stats["model-share"] <= 1
-    assert f"{embedded.config.threads} threads" in embedded.log
-
-
-def test_ctrl_c_ends_the_command_and_all_it_started(embedded: Server) -> None:
-    embedded.interrupt()
-    assert embedded.process.wait(PATIENCE_S) == 0
-    assert embedded.members() == []
-    assert not os.path.exists(f"/proc/{embedded.process.pid}")

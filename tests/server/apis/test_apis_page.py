@@ -25,9 +25,8 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("language", "source"), EXAMPLES)
 def test_an_example_runs(embedded: Server, tmp_path: Path, language: str, source: str) -> None:
-    address = embedded.url.removeprefix("http://")
     of_a_job = "batches.create" in source
-    source = re.sub(r"(127\.0\.0\.1|localhost):8500", address, source)
+    source = re.sub(r"(127\.0\.0\.1|localhost):8500", rf"\1:{embedded.config.port}", source)
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
     done = subprocess.run(
         [*command, source],

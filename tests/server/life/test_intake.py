@@ -13,9 +13,10 @@ from typing import Any
 import requests
 
 from api.http.worker.intake import handled_at_once
+from tests.support.dialects import NATIVE
 from tests.support.hash_app import HOLD, STEP_S
 from tests.support.process import PATIENCE_S, Server, clients, connected, eventually, serving
-from tests.support.wire import post
+from tests.support.wire import post, send
 
 Call = Callable[..., Future[Any]]
 MANY = 3 * handled_at_once(1)
@@ -25,13 +26,13 @@ FURTHER = 4  # threads: of /stats, and of refusals
 
 
 @contextmanager
-def held(folder: Path, most: int, **options: Any) -> Iterator[tuple[Server, Path, Call]]:
-    """One request runs until the file is gone; so many clients."""
+def held(folder: Path, **options: Any) -> Iterator[tuple[Server, Path, Call]]:
+    """One request runs until the file is gone."""
     hold = folder / "hold"
     hold.touch()
     with (
         serving(folder, "nobatch", {HOLD: hold}, max_batch_size=1, **options) as server,
-        clients(most) as call,
+        clients(MANY) as call,
     ):
         yield server, hold, call
 
@@ -41,8 +42,8 @@ def handlers(server: Server) -> int:
     return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
 
 
-def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -> None:
-    with held(tmp_path, MANY) as (server, hold, call):
+def test_pending_requests_hold_no_thread_and_count_as_waiting_ones(tmp_path: Path) -> None:
+    with held(tmp_path, max_waiting=MANY) as (server, hold, call):
         answers = []
         before = handlers(server)
         for number in range(MANY):
@@ -50,7 +51,16 @@ def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -
             server.reaches(running=1, waiting=number)
         last_s = time.monotonic()
         assert handlers(server) - before <= handled_at_once(1) + FURTHER
-        assert server.counts()["received"] == MANY
+        leaving = send(server, NATIVE, prompt="gone", num_tokens=2)
+        server.reaches(running=1, waiting=MANY)
+        refused = server.ask("x", 1)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "--max-waiting" in refused.json()["error"]
+        assert server.health() == 200
+        assert requests.get(f"{server.url}/", timeout=PATIENCE_S).status_code == 200
+        leaving.close()
+        server.reaches(running=1, waiting=MANY - 1)
         waited_s = time.monotonic() - last_s
         hold.unlink()
         told = [answer.result() for answer in answers]
@@ -59,51 +69,15 @@ def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -
         alone = server.ask(f"prompt {MANY - 1}", 3, temperature=0).json()["generated"]
         assert told[-1].json()["generated"] == alone
         counts = server.counts()
-        assert (counts["received"], counts["completed"]) == (MANY + 1, MANY + 1)
-
-
-def test_a_pending_request_whose_client_leaves_is_counted_as_cancelled(tmp_path: Path) -> None:
-    at_once = handled_at_once(1)
-    with held(tmp_path, at_once) as (server, hold, call):
-        answers = [call(server.ask, "x", 2) for _ in range(at_once)]
-        server.reaches(running=1, waiting=at_once - 1)
-        leaving = connected(server)
-        leaving.sendall(b"".join(post("/inference", prompt="gone", num_tokens=2)))
-        server.reaches(running=1, waiting=at_once)
-        leaving.close()
-        server.reaches(running=1, waiting=at_once - 1)
-        hold.unlink()
-        assert [answer.result().status_code for answer in answers] == [200] * at_once
-        counts = server.counts()
-        assert (counts["received"], counts["cancelled"]) == (at_once + 1, 1)
-
-
-def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> None:
-    most = 2 * handled_at_once(1)
-    with held(tmp_path, most + 1, max_waiting=most) as (server, hold, call):
-        answers = [call(server.ask, "x", 1) for _ in range(most + 1)]
-        server.reaches(running=1, waiting=most)
-        refused = server.ask("x", 1)
-        assert refused.status_code == 429
-        assert int(refused.headers["Retry-After"]) >= 1
-        assert "--max-waiting" in refused.json()["error"]
-        assert server.health() == 200
-        assert requests.get(f"{server.url}/", timeout=PATIENCE_S).status_code == 200
-        preflight = requests.options(f"{server.url}/v1/completions", timeout=PATIENCE_S)
-        assert preflight.status_code == 200
-        hold.unlink()
-        assert [answer.result().status_code for answer in answers] == [200] * (most + 1)
-        assert server.counts()["rejected"] == 1
+        shown = [counts[end] for end in ("received", "completed", "cancelled", "rejected")]
+        assert shown == [MANY + 3, MANY + 1, 1, 1]
 
 
 def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: Path) -> None:
     limited = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
     most = handled_at_once(1) + FEW_FILES // 4  # of the connections, which are half of the files
-    with held(tmp_path, 1, prefix=limited) as (server, hold, _):
-        request = b"".join(post("/inference", prompt="x", num_tokens=1))
-        waiting = [connected(server) for _ in range(most)]
-        for client in waiting:
-            client.sendall(request)
+    with held(tmp_path, prefix=limited) as (server, hold, _):
+        waiting = [send(server, NATIVE, prompt="x", num_tokens=1) for _ in range(most)]
         server.reaches(running=1, waiting=most - 1)
         refused = server.ask("x", 1)
         assert refused.status_code == 503
@@ -115,14 +89,13 @@ def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: 
 
 
 def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
-    with held(tmp_path, MANY) as (server, hold, call):
+    with held(tmp_path) as (server, hold, call):
         answers = [call(server.ask, "x", 2) for _ in range(MANY)]
         server.reaches(running=1, waiting=MANY - 1)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.health() == 503, "the server drains")
         hold.unlink()
-        statuses = [answer.result().status_code for answer in answers]
-        assert set(statuses) == {200, 503}
+        assert {answer.result().status_code for answer in answers} == {200, 503}
         assert server.process.wait(60) == 0
 
 
@@ -130,7 +103,7 @@ def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(tmp_path: Pat
     """In one round of events, the client of the request that is taken leaves."""
     with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
         # it runs until its client leaves, however long the others take to arrive
-        request = b"".join(post("/inference", prompt="gone", num_tokens=1000))
+        request = b"".join(post(NATIVE, prompt="gone", num_tokens=1000))
         for _ in range(ROUNDS):
             leaving = [connected(server) for _ in range(2 * MANY)]
             for client in leaving:
