@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
-import string
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,48 +13,20 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.peers.environments import BUILD
-from embedded.vocabulary import bytes_of_characters
-from serving.config import Config
-from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
 from tests.peers import installed
 from tests.smollm2 import FILE
-from tests.support.process import ROOT, environment, free_port, spawned, wait_ready
+from tests.support.process import serving
 from text.gguf_vocabulary import _Vocabulary
 from text.vocabulary import load_tokenizer, read_metadata
 
 ENVIRONMENT = "lmeval"
 TOLERANCE = 1e-3
-LONGEST = 30  # characters of a prompt, each of which is a token; less than the context
 MOST_TOKENS = 512  # of a question and what follows it
 Case = dict[str, str]
 Encode = Callable[[str], list[int]]
-
-
-def write_tokenizer(folder: Path) -> None:
-    """A token for every byte, and half of the vocabulary ends a text: so many greedy tokens do."""
-    hub = Tokenizer(models.BPE(bytes_of_characters(), []))
-    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hub.decoder = decoders.ByteLevel()
-    hub.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "!", "pad_token": "!"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    ends = {"eos_token_id": list(range(0, VOCAB, 2))}
-    (folder / "generation_config.json").write_text(json.dumps(ends))
-
-
-def letters() -> list[Case]:
-    """Contexts with continuations, none of which is as long as another."""
-    drawn = random.Random(5)
-
-    def text(length: int) -> str:
-        return "".join(drawn.choices(string.ascii_letters, k=length))
-
-    lengths = itertools.product((1, 7, LONGEST), (1, 2, 5, 20))
-    return [{"context": text(m), "continuation": text(n)} for m, n in lengths for _ in range(3)]
 
 
 def write_task(folder: Path, cases: Sequence[Case]) -> None:
@@ -90,31 +59,19 @@ def score(peer: Any, encode: Encode, case: Case) -> tuple[float, bool]:
     return float(total), bool((logprobs.argmax(-1) == wanted).all())
 
 
-def told(
-    folder: Path, model: str, tokenizer: Path, max_length: int, cases: Sequence[Case]
-) -> list[dict[str, Any]]:
-    """What the harness reads of a server with this model in float32."""
+def told(folder: Path, tokenizer: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What the harness reads of a server with the trained model in float32."""
     harness = installed(ENVIRONMENT)
     tasks, results = folder / "tasks", folder / "results"
     write_task(tasks, cases)
-    config = Config(
-        mode="dynamic",
-        model=model,
-        served_model_name="asked",
-        dtype="float32",
-        port=free_port(),
-        data_dir=str(folder / "data"),
-    )
-    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py")]
-    env = environment(**config.as_environment())
-    with spawned(folder, config, [*gunicorn, "app:create_app()"], env) as server:
-        wait_ready(server)
+    served: Any = {"model": str(FILE), "served_model_name": "asked", "dtype": "float32"}
+    with serving(folder, app="app:create_app()", **served) as server:
         settings = {
             "model": "asked",
             "base_url": f"{server.url}/v1/completions",
             "tokenizer": tokenizer,
             "tokenizer_backend": "huggingface",
-            "max_length": max_length,
+            "max_length": MOST_TOKENS,
             "num_concurrent": 8,
         }
         subprocess.run(
@@ -134,30 +91,10 @@ def told(
     return found
 
 
-def agree(samples: Sequence[dict[str, Any]], peer: Any, encode: Encode) -> None:
-    for sample in samples:
-        ((logprob, is_greedy),) = sample["resps"][0]
-        expected, greedy = score(peer, encode, sample["doc"])
-        assert float(logprob) == pytest.approx(expected, abs=TOLERANCE), sample["doc"]
-        assert (is_greedy in (True, "True")) == greedy
-
-
-@pytest.mark.long
-def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    peer = make_checkpoint(checkpoint)
-    write_tokenizer(checkpoint)
-    agree(
-        told(tmp_path, str(checkpoint), checkpoint, CONTEXT, letters()),
-        peer,
-        lambda text: list(text.encode()),
-    )
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("smollm2_file")
-def test_the_harness_reads_those_of_smollm2(tmp_path: Path) -> None:
+def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -> None:
     """Each question is followed by the next one, as more of them or as another text."""
     cases = [
         {"context": question, "continuation": separator + after}
@@ -170,8 +107,9 @@ def test_the_harness_reads_those_of_smollm2(tmp_path: Path) -> None:
     hub.save(str(tokenizer / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
-    agree(
-        told(tmp_path, str(FILE), tokenizer, MOST_TOKENS, cases),
-        transformers_model(),
-        load_tokenizer(str(FILE)).encode,
-    )
+    peer, encode = transformers_model(), load_tokenizer(str(FILE)).encode
+    for sample in told(tmp_path, tokenizer, cases):
+        ((logprob, is_greedy),) = sample["resps"][0]
+        expected, greedy = score(peer, encode, sample["doc"])
+        assert float(logprob) == pytest.approx(expected, abs=TOLERANCE), sample["doc"]
+        assert (is_greedy in (True, "True")) == greedy

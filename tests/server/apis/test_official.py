@@ -22,8 +22,6 @@ from tests.support.hash_app import STEP_S
 from tests.support.official import official, tgis
 from tests.support.process import Server, clients, serving
 
-USER: Any = [{"role": "user", "content": "x"}]
-
 
 @pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
 def test_a_client_chats_calls_a_tool_and_gets_an_answer_of_a_schema(
@@ -37,36 +35,11 @@ def test_a_client_chats_calls_a_tool_and_gets_an_answer_of_a_schema(
 # --- OpenAI's -------------------------------------------------------------------------------
 
 
-def test_chats_and_completions_in_openais_client(embedded: Server) -> None:
+def test_completions_in_openais_client(embedded: Server) -> None:
     client = official(embedded)
     assert [model.id for model in client.models.list()] == ["embedded"]
-    fields: Any = {
-        "model": "embedded",
-        "messages": [
-            {"role": "system", "content": "You write Python."},
-            {"role": "user", "content": [{"type": "text", "text": "Sort a list."}]},
-        ],
-        "max_completion_tokens": 24,
-        "seed": 11,
-        "temperature": 0.8,
-        "top_p": 0.95,
-        "stop": ["\n\n\n"],
-        "n": 2,
-    }
-    whole = client.chat.completions.create(**fields, service_tier="flex")
-    assert whole.service_tier == "flex"
-    texts = ["", ""]
-    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    for chunk in client.chat.completions.create(**fields, **options):
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert chunk.usage is not None
-    assert whole.usage is not None
-    assert chunk.usage.total_tokens == whole.usage.total_tokens
-    prompt = "def add(a, b):\n    return"
     greedy = client.completions.create(
-        model="embedded", prompt=prompt, temperature=0, max_tokens=12, logprobs=3
+        model="embedded", prompt="def add(a, b):", temperature=0, max_tokens=12, logprobs=3
     ).choices[0]
     told = greedy.logprobs
     assert told is not None
@@ -94,13 +67,12 @@ def test_errors_are_the_own_exceptions_of_openais_client(server: Server) -> None
 def test_a_response_is_streamed_and_kept(server: Server) -> None:
     client = official(server)
     fields: Any = {"model": "embedded", "max_output_tokens": 30, "extra_body": {"seed": 3}}
-    whole = client.responses.create(input="x", metadata={"a": "b"}, **fields)
+    whole = client.responses.create(input="x", **fields)
     Response.model_validate(whole.to_dict())
-    with client.responses.stream(input="x", metadata={"a": "b"}, **fields) as stream:
+    with client.responses.stream(input="x", **fields) as stream:
         last: Any = list(stream)[-1]
     kept = client.responses.retrieve(last.response.id)
     assert kept.output_text == last.response.output_text == whole.output_text != ""
-    assert kept.metadata == {"a": "b"}
     assert [item.type for item in client.responses.input_items.list(kept.id)] == ["message"]
     again = client.responses.create(input="y", previous_response_id=kept.id, **fields)
     client.responses.delete(kept.id)
@@ -155,16 +127,13 @@ def test_responses_in_the_background_can_be_cancelled_and_deleted(server: Server
     first, second = (client.responses.create(**fields) for _ in range(2))
     assert first.status == "queued"
     server.reaches(running=2)
-    assert client.responses.retrieve(first.id).status == "in_progress"
     with pytest.raises(openai.BadRequestError, match="not complete yet"):
         client.responses.create(model="embedded", input="y", previous_response_id=first.id)
     assert client.responses.cancel(first.id).status == "cancelled"
     client.responses.delete(second.id)
     server.reaches(running=0, cancelled=before + 2)
-    assert client.responses.retrieve(first.id).status == "cancelled"
     with client.responses.create(**fields, stream=True) as stream:
         begun: Any = next(iter(stream))
-        server.reaches(running=1)
         client.responses.cancel(begun.response.id)
         *_, last = stream
     assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
@@ -239,36 +208,11 @@ def test_a_load_of_identical_requests_has_identical_answers(embedded: Server) ->
     assert len(set(texts)) == 1
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_a_stream_in_tgis_client_is_the_whole_answer_up_to_a_stop_string(
-    embedded: Server, seed: int | None
-) -> None:
-    """Of several tokens: it stays, and the token that completes it is the last."""
-    asked: dict[str, Any] = {"max_new_tokens": 40, "do_sample": seed is not None, "seed": seed}
+def test_a_stream_and_a_refusal_in_tgis_client(embedded: Server) -> None:
     client = tgis(embedded)
+    asked: Any = {"max_new_tokens": 12, "seed": 7, "do_sample": True}
     whole = client.text_generation(ONCE, return_full_text=False, **asked)
     assert "".join(client.text_generation(ONCE, stream=True, **asked)) == whole
-    asked["stop"] = [whole[20:29]]
-    told = client.text_generation(ONCE, return_full_text=False, details=True, **asked)
-    *_, last = client.text_generation(ONCE, stream=True, details=True, **asked)
-    assert last.generated_text == ONCE + told.generated_text
-    assert told.details is not None
-    assert last.details is not None
-    assert told.details.finish_reason == last.details.finish_reason == "stop_sequence"
-    assert (last.details.seed, told.details.seed) == (seed, seed)
-    assert whole.startswith(told.generated_text)
-    assert whole[20:29] in told.generated_text
-    assert whole[20:29] not in told.generated_text.removesuffix(told.details.tokens[-1].text)
-
-
-def test_chats_grammars_and_refusals_in_tgis_client(embedded: Server) -> None:
-    """For a chat it names a model of its own making."""
-    client = tgis(embedded)
-    answer = client.chat_completion(USER, max_tokens=3, extra_body={"ignore_eos": True})
-    assert (answer.model, answer.usage.completion_tokens) == ("embedded", 3)
-    pattern: Any = {"type": "regex", "value": '\\{"x": [0-9]\\}'}
-    text = client.text_generation("x", grammar=pattern, max_new_tokens=60, return_full_text=False)
-    assert text[:6] + text[7:] == '{"x": }'
     for stream in (False, True):
         with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
             client.text_generation("x", temperature=-1.0, stream=stream)
