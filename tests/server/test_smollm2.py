@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import requests
+from openai import OpenAI
 
 from client.analysis.metrics import measure
 from client.load.http.target import Target
@@ -24,6 +25,7 @@ from client.load.vocabulary import served_words
 from client.workloads.recipe import Recipe, make
 from tests.model.reference.test_smollm2 import QUESTIONS
 from tests.smollm2 import FILE, NEEDED
+from tests.support.official import ended, outcome, submitted
 
 ASKED, TOKENS = 8, 80
 START_S = 300.0
@@ -48,6 +50,10 @@ def served(way: str, folder: Path) -> Iterator[Target]:
     command = [sys.executable, *WAYS[way], "--model", str(FILE), "--dtype", "float32"]
     with started(command, way.replace(" ", "-"), folder / "log", START_S) as server:
         yield server.target
+
+
+def client_of(target: Target) -> OpenAI:
+    return OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0)
 
 
 def body(question: str) -> dict[str, Any]:
@@ -104,38 +110,79 @@ def test_answers_are_the_same_however_they_are_served(
 
 def test_a_deferred_job_answers_the_same(alone: list[str], tmp_path: Path) -> None:
     lines = [
-        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions",
+        {"custom_id": f"id {n}", "method": "POST", "url": "/v1/chat/completions",
          "body": {"model": FILE.stem, **body(question)}}
         for n, question in enumerate(QUESTIONS[:ASKED])
     ]  # fmt: skip
-    with served("dynamic", tmp_path) as target:
-        content = "".join(json.dumps(line) + "\n" for line in lines)
-        file = requests.post(
-            f"{target.url}/v1/files", data={"purpose": "batch"},
-            files={"file": ("lines.jsonl", content)}, timeout=60,
-        ).json()  # fmt: skip
-        made = requests.post(
-            f"{target.url}/v1/batches", timeout=60,
-            json={"input_file_id": file["id"], "endpoint": "/v1/chat/completions",
-                  "completion_window": "24h"},
-        ).json()  # fmt: skip
+    with served("dynamic", tmp_path) as target, client_of(target) as client:
+        job = ended(client, submitted(client, lines, endpoint="/v1/chat/completions").id)
+        output, errors = outcome(client, job, len(lines))
+    assert not errors
+    assert [text(output[f"id {n}"]["response"]["body"]) for n in range(ASKED)] == alone
 
-        def job() -> dict[str, Any]:
-            return dict(requests.get(f"{target.url}/v1/batches/{made['id']}", timeout=60).json())
 
-        patience_s = time.monotonic() + 600
-        while job()["status"] != "completed":
-            assert job()["status"] != "failed", job()
-            assert time.monotonic() < patience_s, job()
-            time.sleep(0.5)
-        output = requests.get(
-            f"{target.url}/v1/files/{job()['output_file_id']}/content", timeout=60
-        ).text
-    answered = {
-        line["custom_id"]: text(line["response"]["body"])
-        for line in map(json.loads, output.splitlines())
-    }
-    assert [answered[str(n)] for n in range(ASKED)] == alone
+CITIES = ("Paris", "Rome", "Tokyo")
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"$ref": "#/$defs/name"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    },
+    "required": ["city", "unit", "days"],
+    "additionalProperties": False,
+    "$defs": {"name": {"type": "string", "maxLength": 20}},
+}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": SCHEMA, "strict": True},
+}
+
+
+def weather(city: str) -> Any:
+    return {"role": "user", "content": f"How is the weather in {city}?"}
+
+
+def shown(city: str) -> list[Any]:
+    """A question, the call that answered it, and its result."""
+    arguments = json.dumps({"city": city, "unit": "celsius", "days": 1})
+    function = {"name": "weather", "arguments": arguments}
+    call = {"id": f"call_{city}", "type": "function", "function": function}
+    return [
+        weather(city),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "20 degrees"},
+        {"role": "assistant", "content": f"In {city} it is 20 degrees."},
+    ]
+
+
+def test_a_model_that_knows_nothing_of_tools_calls_them_by_their_schema(tmp_path: Path) -> None:
+    """Forced, whole and streamed; and by its own choice, after a conversation that shows how."""
+    with served("dynamic", tmp_path) as target, client_of(target) as client:
+
+        def ask(messages: Any, **fields: Any) -> Any:
+            asked: Any = {"model": FILE.stem, "tools": [TOOL], "max_tokens": 400, **fields}
+            return client.chat.completions.create(messages=messages, **asked)
+
+        found: list[Any] = []
+        for city in CITIES:
+            forced: Any = {
+                "tool_choice": "required",
+                "parallel_tool_calls": False,
+                "temperature": 0,
+            }
+            (call,) = ask([weather(city)], **forced).choices[0].message.tool_calls
+            assert city in json.loads(call.function.arguments)["city"]
+            deltas = [c.choices[0].delta for c in ask([weather(city)], **forced, stream=True)]
+            pieces = [of.function.arguments or "" for d in deltas for of in d.tool_calls or ()]
+            assert len(pieces) > 2  # they do not wait for the end
+            assert "".join(pieces) == call.function.arguments
+            messages = [*shown("Oslo"), *shown("Madrid"), weather(city)]
+            chosen = ask(messages, n=4, temperature=0.7, seed=1).choices
+            found += [call, *(of for one in chosen for of in one.message.tool_calls or ())]
+        assert len(found) > len(CITIES)
+        for call in found:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
 def test_the_clients_prompts_have_the_lengths_asked_for(tmp_path: Path) -> None:

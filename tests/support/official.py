@@ -57,12 +57,8 @@ def jsonl(lines: Sequence[Json]) -> bytes:
 
 def submitted(client: OpenAI, lines: Sequence[Json], window: Any = "24h", **fields: Any) -> Batch:
     file = client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/completions",
-        completion_window=window,
-        **fields,
-    )
+    wanted: Any = {"endpoint": "/v1/completions", "completion_window": window, **fields}
+    return client.batches.create(input_file_id=file.id, **wanted)
 
 
 def reached(client: OpenAI, batch_id: str, holds: Callable[[Batch], bool], what: str) -> Batch:
