@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from batching import BatchingManager, dynamic_batching_loop
 from engine.inference import Inference
 from generate.modes import make_ledger
@@ -173,21 +171,3 @@ def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Pa
         hangs.set()
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 2, seed=0)]
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_remaining_shards_end_to_be_restarted_with_the_lost_one(
-    shards: int, tmp_path: Path
-) -> None:
-    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(shards)]
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(served(HashModel(), address, addresses=addresses))
-            for address in addresses
-        ]
-        model = stack.enter_context(connected(addresses[0]))
-        model._life.session.lose("told so by the test")
-        if shards == 1:
-            eventually(lambda: model.lost is None, "a single shard continues")
-        else:
-            eventually(lambda: all(server.failures for server in servers), "all of them end")

@@ -17,7 +17,6 @@ from generate.modes import MODES
 from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
 from requested import Constraint, Sampling, TokenLogprobs
-from runtime.grammar.grammars import Grammars
 from seams import Model, Opening, Step
 from tests.bare import Bare
 from tests.launcher.test_launcher import ended
@@ -73,35 +72,9 @@ def generate(
     return ids[:TOKENS], scores[:TOKENS]
 
 
-def test_two_shards_keep_a_constraint_as_one_process_does(remote: RemoteModel) -> None:
-    """Each rank computes the masks and the forced tokens itself."""
+def test_two_shards_give_the_logits_and_the_tokens_of_one(remote: RemoteModel) -> None:
     local = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8))
-    tokenizer = load_tokenizer("embedded")
-    local.grammars = Grammars(lambda: tokenizer)
-    constraint = Constraint("lark", 'start: "fixed beginning " /[ab]{4}/ " and a fixed end"')
-    asked = [Sampling(seed=3, constraint=constraint), Sampling(seed=4)]
-    wrong = Sampling(constraint=Constraint("lark", "start: missing"))
-    found = []
-    for model in (remote, local):
-        bare = Bare(model, MODES["dynamic"].lay_out)
-        rows = bare.open([PROMPT, PROMPT, PROMPT], 40, [*asked, wrong])
-        outcome = bare.advance(rows)
-        assert list(outcome.failed) == [2]
-        assert "missing" in outcome.failed[2]
-        while rows[0].ids[-1] not in tokenizer.end_ids:
-            bare.advance(rows[:2])
-        found.append([row.ids for row in rows[:2]])
-        text = b"".join(map(tokenizer.token_bytes, rows[0].ids[len(PROMPT) : -1]))
-        assert re.fullmatch("fixed beginning [ab]{4} and a fixed end", text.decode())
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_two_shards_give_the_logits_and_the_tokens_of_one(
-    remote: RemoteModel, temperature: float
-) -> None:
-    local = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8))
-    sampling = Sampling(seed=3, temperature=temperature, logprobs=50)
+    sampling = Sampling(seed=3, temperature=1.0, logprobs=50)
     ids, scores = generate(remote, sampling)
     expected_ids, expected = generate(local, sampling)
     assert (remote.info.shards, remote.info.parameters) == (2, local.info.parameters)
@@ -123,24 +96,29 @@ def test_two_shards_compute_drafts_to_the_last_bit(remote: RemoteModel, temperat
     assert generate(remote, sampling, prompt, drafts=4) == generate(remote, sampling, prompt)
 
 
-def test_two_shards_compute_drafts_under_a_constraint_to_the_last_bit(remote: RemoteModel) -> None:
-    """Each rank decides by itself how many of its drafts the grammar accepts."""
+def test_each_rank_computes_masks_forced_tokens_and_accepted_drafts_by_itself(
+    remote: RemoteModel,
+) -> None:
+    """With drafts as without, to the last bit; a grammar that is wrong fails its row alone."""
     if not remote.info.batch_invariant:
         pytest.skip("no variant of the linear layers is batch invariant here")
     tokenizer = load_tokenizer("embedded")
     prompt = tokenizer.encode("abab abab abab ")
-    constraint = Constraint("regex", "[ab ]{30,60}and a fixed end")
+    right, wrong = 'start: /[ab ]{30,60}/ "and a fixed end"', "start: missing"
+    constraints = [Constraint("lark", grammar) for grammar in (right, wrong)]
     for logprobs in (None, 2):
-        asked = [Sampling(temperature=0, constraint=constraint, logprobs=logprobs)]
+        asked = [Sampling(temperature=0, constraint=c, logprobs=logprobs) for c in constraints]
         found = []
         for drafts in (0, 4):
             bare, accepted = Bare(remote, MODES["dynamic"].lay_out), 0
-            (row,) = bare.open([prompt], 80, asked)
+            row, refused = bare.open([prompt, prompt], 80, asked)
+            assert "missing" in bare.advance([row, refused]).failed[1]
             while row.ids[-1] not in tokenizer.end_ids:
-                decodes = len(row.ids) == row.computed + 1
-                outcome = bare.advance([row], drafts=[drafts * decodes])
+                outcome = bare.advance([row], drafts=[drafts])
                 accepted += sum(of.accepted for of in outcome.drafts.values())
             assert (accepted > 0) == (drafts > 0)
+            text = b"".join(map(tokenizer.token_bytes, row.ids[len(prompt) : -1]))
+            assert re.fullmatch("[ab ]{30,60}and a fixed end", text.decode())
             found.append(row.ids)
         assert found[0] == found[1]
 
