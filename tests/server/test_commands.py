@@ -62,10 +62,11 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
 def test_the_command_refuses_what_cannot_work_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for args, told in (
-            ((), (*MODES, "router")),
-            (("dynamic", "--port", port), (f"cannot listen on 127.0.0.1:{port}",)),
-        ):
+        cases: list[tuple[list[str], list[str]]] = [
+            ([], [*MODES, "router"]),
+            (["dynamic", "--port", port], [f"cannot listen on 127.0.0.1:{port}"]),
+        ]
+        for args, told in cases:
             done = run(SERVER, *args)
             assert done.returncode != 0
             assert all(message in done.stderr for message in told)

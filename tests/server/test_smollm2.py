@@ -125,13 +125,12 @@ CITIES = ("Paris", "Rome", "Tokyo")
 SCHEMA: Any = {
     "type": "object",
     "properties": {
-        "city": {"$ref": "#/$defs/name"},
+        "city": {"type": "string", "maxLength": 20},
         "unit": {"enum": ["celsius", "fahrenheit"]},
         "days": {"type": "integer", "minimum": 1, "maximum": 14},
     },
     "required": ["city", "unit", "days"],
     "additionalProperties": False,
-    "$defs": {"name": {"type": "string", "maxLength": 20}},
 }
 TOOL: Any = {
     "type": "function",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -75,7 +76,7 @@ def test_a_server_that_hangs_tells_its_clients_and_ends(what: str, tmp_path: Pat
     hold = tmp_path / "hold"
     model: dict[str, object] = {HOLD: hold, ENDLESS: 1, LEAST_S: 1.0}
     (tmp_path / "hanging.py").write_text(POLICY)
-    own = {} if what == "model" else {"policy": "hanging:Hanging"}
+    own: Any = {} if what == "model" else {"policy": "hanging:Hanging"}
     with (
         serving(tmp_path, hash_model={**model, POLICY_FOLDER: tmp_path}, **own) as server,
         clients(len(CALLS)) as call,
