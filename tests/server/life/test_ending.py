@@ -100,7 +100,7 @@ def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path)
 
 TOKENS = 20
 RESPONSE: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": TOKENS}
-COUNTED = {"stream_options": {"include_usage": True}}
+COUNTED: dict[str, Any] = {"stream_options": {"include_usage": True}}
 GENERATION = body(TGI, tokens=TOKENS, details=True)
 WAITED_FOR = [  # with what a complete response says
     (NATIVE, body(NATIVE, tokens=TOKENS), f'"num_tokens":{TOKENS}'),
@@ -108,7 +108,7 @@ WAITED_FOR = [  # with what a complete response says
     *(
         (path, body(path, tokens=TOKENS, **more), f'_tokens":{TOKENS}')
         for path in (*OPENAI, RESPONSES)
-        for more in ({}, {"stream": True} | (COUNTED if path in OPENAI else {}))
+        for more in ({}, {**(COUNTED if path in OPENAI else {}), "stream": True})
     ),
     *((path, GENERATION, f'"generated_tokens":{TOKENS}') for path in (TGI, "/generate_stream")),
 ]
