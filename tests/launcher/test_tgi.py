@@ -47,20 +47,14 @@ def test_the_command_line_wins_over_the_environment() -> None:
         "--model",
         "gpt2",
     ]
-
-
-def test_a_policy_of_the_user_is_kept() -> None:
     assert read(["--policy", "orca"], {})[1].policy == "orca"
     assert read([], {"EB_POLICY": "stall-free"})[1].policy == "stall-free"
     assert read(["--mode", "static"], {})[1].policy == Config(mode="static").policy
 
 
-@pytest.mark.parametrize(("sizes", "here"), [("0", False), ("1,2,4", True)])
-def test_sizes_of_cuda_graphs_switch_them_on(sizes: str, here: bool) -> None:
-    assert read(["--cuda-graphs", sizes], {})[1].cuda_graphs is here
-
-
-def test_sharded_false_means_one_model_server() -> None:
+def test_some_values_of_tgi_mean_another_option() -> None:
+    for sizes, here in (("0", False), ("1,2,4", True)):
+        assert read(["--cuda-graphs", sizes], {})[1].cuda_graphs is here
     assert tgi.from_args(["--sharded", "false"]) == ["--shards", "1"]
 
 

@@ -3,7 +3,6 @@ them. `tests/model/reference/test_smollm2.py` compares them with `transformers`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import requests
 from openai import OpenAI
@@ -119,69 +117,6 @@ def test_a_deferred_job_answers_the_same(alone: list[str], tmp_path: Path) -> No
         output, errors = outcome(client, job, len(lines))
     assert not errors
     assert [text(output[f"id {n}"]["response"]["body"]) for n in range(ASKED)] == alone
-
-
-CITIES = ("Paris", "Rome", "Tokyo")
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 20},
-        "unit": {"enum": ["celsius", "fahrenheit"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14},
-    },
-    "required": ["city", "unit", "days"],
-    "additionalProperties": False,
-}
-TOOL: Any = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": SCHEMA, "strict": True},
-}
-
-
-def weather(city: str) -> Any:
-    return {"role": "user", "content": f"How is the weather in {city}?"}
-
-
-def shown(city: str) -> list[Any]:
-    """A question, the call that answered it, and its result."""
-    arguments = json.dumps({"city": city, "unit": "celsius", "days": 1})
-    function = {"name": "weather", "arguments": arguments}
-    call = {"id": f"call_{city}", "type": "function", "function": function}
-    return [
-        weather(city),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": "20 degrees"},
-        {"role": "assistant", "content": f"In {city} it is 20 degrees."},
-    ]
-
-
-def test_a_model_that_knows_nothing_of_tools_calls_them_by_their_schema(tmp_path: Path) -> None:
-    """Forced, whole and streamed; and by its own choice, after a conversation that shows how."""
-    with served("dynamic", tmp_path) as target, client_of(target) as client:
-
-        def ask(messages: Any, **fields: Any) -> Any:
-            asked: Any = {"model": FILE.stem, "tools": [TOOL], "max_tokens": 400, **fields}
-            return client.chat.completions.create(messages=messages, **asked)
-
-        found: list[Any] = []
-        for city in CITIES:
-            forced: Any = {
-                "tool_choice": "required",
-                "parallel_tool_calls": False,
-                "temperature": 0,
-            }
-            (call,) = ask([weather(city)], **forced).choices[0].message.tool_calls
-            assert city in json.loads(call.function.arguments)["city"]
-            deltas = [c.choices[0].delta for c in ask([weather(city)], **forced, stream=True)]
-            pieces = [of.function.arguments or "" for d in deltas for of in d.tool_calls or ()]
-            assert len(pieces) > 2  # they do not wait for the end
-            assert "".join(pieces) == call.function.arguments
-            messages = [*shown("Oslo"), *shown("Madrid"), weather(city)]
-            chosen = ask(messages, n=4, temperature=0.7, seed=1).choices
-            found += [call, *(of for one in chosen for of in one.message.tool_calls or ())]
-        assert len(found) > len(CITIES)
-        for call in found:
-            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
 def test_the_clients_prompts_have_the_lengths_asked_for(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ STEP_S = "HASH_STEP_S"  # how long an iteration takes
 FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated
 LOST_FROM = "HASH_LOST_FROM"  # number of the iteration in which the device is lost
 HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until it is gone
-HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
@@ -72,13 +71,11 @@ def load(config: Config) -> LoadedModel:
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
         lost_from=float(os.environ.get(LOST_FROM, "inf")),
     )
-    hold, hurry = os.environ.get(HOLD), os.environ.get(HURRY)
+    hold = os.environ.get(HOLD)
 
     def pace(_: int) -> None:
         while hold and os.path.exists(hold):
             time.sleep(0.005)
-        if hurry and os.path.exists(hurry):
-            model.step_s = 0.0
 
     model.before_iteration = pace
     return model

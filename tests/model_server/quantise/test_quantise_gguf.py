@@ -72,29 +72,18 @@ def same_network(source: Path, made: Path, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kind"),
     [
-        "llama",
-        "llama-linear",
-        "llama-yarn",
-        "llama-dynamic",
-        "mistral",
-        "smollm3",
-        "qwen3",
-        "gemma3",
+        *((name, Kind.Q8_0) for name in ("llama-linear", "llama-yarn", "llama-dynamic")),
+        *((name, Kind.Q8_0) for name in ("llama", "mistral", "smollm3", "qwen3", "gemma3")),
+        ("llama", Kind.Q4_0),
     ],
 )
-def test_a_folder_becomes_a_file_that_says_the_same(name: str, tmp_path: Path) -> None:
+def test_a_folder_becomes_a_file_that_says_the_same(name: str, kind: Kind, tmp_path: Path) -> None:
     folder = folder_of(name, tmp_path)
-    made = quantise(str(folder), tmp_path / "out", weights="q8_0")
-    same_network(folder, made.model, Kind.Q8_0)
+    made = quantise(str(folder), tmp_path / "out", weights=kind.name.lower())
+    same_network(folder, made.model, kind)
     assert made.bytes < made.bytes_before
-
-
-def test_four_bits_but_for_embedding_and_head(tmp_path: Path) -> None:
-    folder = folder_of("llama", tmp_path)
-    made = quantise(str(folder), tmp_path / "out", weights="q4_0")
-    same_network(folder, made.model, Kind.Q4_0)
 
 
 def test_its_vocabulary_and_template_are_those_of_the_folder(tmp_path: Path) -> None:
