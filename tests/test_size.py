@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9888,
-    "benchmarks": 8752,
+    "benchmarks": 8747,
     "client": 12467,
     "deferred": 3565,
     "kernels": 1368,
@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5727,
     "scheduling": 2481,
-    "tests": 51342,
+    "tests": 46076,
     "text": 2038,
     "others": 8072,
 }
 PRODUCT_LINES = 41592  # all but tests, benchmarks and client
-SHORT_FILES = 81
+SHORT_FILES = 67
 LONG_FUNCTIONS = 18
 REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have
 
