@@ -63,8 +63,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The spans of an iteration, column by column: to make one of each row takes longer than all
-    else that is done for it."""
+    """The spans of an iteration, column by column, which takes less time than to make a `Span` of
+    each row."""
 
     first: Counts
     length: Counts

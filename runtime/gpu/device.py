@@ -146,8 +146,8 @@ class Device:
     def _pack(
         self, tokens: Sequence[int], positions: Array, kept: Array, drawn: Array, spans: Spans
     ) -> tuple[Packed[Array], News]:
-        if len(spans) > len(self._tables):  # graphs, which read these, are made for all rows
-            self._tables = self._places(len(spans))
+        if len(spans) > len(self._tables):  # graphs, made for all rows there may be, read the old
+            self._tables, self.graphs = self._places(len(spans)), None
         size = self._pool.shape.block_tokens
         return pack(tokens, positions, kept, drawn, spans, self._tables, size, self._tile_tokens)
 
