@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from deferred.entities import Duplicate, Lease, NewItem, RequestCounts
+from deferred.entities import Duplicate, Lease, NewItem, RequestCounts, Usage
 from deferred.store import JobStore, open_store
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -95,6 +95,18 @@ def test_a_claim_that_says_nothing_of_bytes_is_bounded(store: JobStore) -> None:
     assert len(claim(store, 64)) == 8
 
 
+def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
+    batch = started(store, 3)
+    items = claim(store, 3)
+    assert save(store, items[:2]) == 2
+    again = [result(items[1], False), result(items[2], False), result(items[2])]
+    assert store.items.save(WORKER, again) == 1, "the first of two"
+    assert store.items.save(WORKER, [result(items[0]), result(items[0])]) == 0
+    got = store.batches.get(OWNER, batch.id)
+    assert got.counts == RequestCounts(3, completed=2, failed=1)
+    assert got.usage == Usage(9, 3, 15)
+
+
 def test_a_result_without_a_right_to_record_is_dropped(store: JobStore) -> None:
     started(store, 2)
     (item,) = claim(store, 1)
@@ -128,6 +140,21 @@ def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
     assert store.items.release(WORKER) == 2
     assert {item.line: item.lost for item in claim(store, 9)} == {kept.line: 1, late.line: 1}
     assert store.items.heartbeat(WORKER, [kept.lease, forgotten.lease], NOW_S) == frozenset()
+
+
+def test_lines_not_begun_when_their_batch_is_cancelled_are_withdrawn(store: JobStore) -> None:
+    batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
+    items = claim(store, 5)
+    elsewhere = claim(store, 1, worker="b")
+    leases = [item.lease for item in items]
+    waiting = [leases[0], leases[1], leases[4]]
+    assert store.items.withdraw(WORKER, waiting) == frozenset()
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.items.withdraw(WORKER, waiting) == {leases[0], leases[1]}
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(4, cancelled=2)
+    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
+    assert save(store, items) == 3, "what has begun may finish"
+    assert store.items.save("b", [result(elsewhere[0])]) == 1
 
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
