@@ -106,7 +106,7 @@ def test_a_line_is_answered_as_its_endpoint_would(
     store: FlaskClient, url: str, bodies: list[Json]
 ) -> None:
     """Where it does not say that a response is kept, it is not."""
-    earlier = store.post(RESPONSES, json={"input": "x"}).get_json()["id"]
+    earlier = store.post(RESPONSES, json=RESPONSE).get_json()["id"]
     bodies = [{"seed": 7, "ignore_eos": True, **body} for body in bodies]
     for body in bodies:
         body.update({"previous_response_id": earlier} if "previous_response_id" in body else {})
