@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deferred.entities import Progress
-from deferred.errors import StoreError, StoreUnavailableError
+from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
 from deferred.loop import Loop
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
@@ -136,7 +136,9 @@ class Jobs:
             self._store = self._opened()
         except StoreError as error:
             if self._failure is None or str(self._failure[1]) != str(error):
-                log.error("the Batch API is off: %s", error)
+                # a second server on a folder is a choice, and the folder may become free
+                level = logging.WARNING if isinstance(error, StoreInUseError) else logging.ERROR
+                log.log(level, "the Batch API is off: %s", error)
             self._failure = time.monotonic(), error
             raise
         if self._failure is not None:

@@ -182,8 +182,8 @@ class Config(Options):
     MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
     """reserve: a request is admitted when the KV memory can hold all tokens that it may generate,
-    and is never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs
-    out"""
+    and is preempted only if it is deferred or the policy pauses requests; optimistic: when it can
+    hold its prompt; it is preempted if memory runs out"""
     prefix_caching: bool = DYNAMIC.option(True)
     """keys and values of prompts are kept while there is memory for them, and requests of the same
     API key that begin alike share them, so that a common beginning is computed once"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deferred.errors import StoreError, StoreUnavailableError
+from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
 from deferred.jobs import Jobs
 from deferred.store import open_store
 
@@ -60,6 +60,17 @@ def test_why_a_store_cannot_be_opened_is_in_the_log(
         _ = jobs.store
     assert jobs.describe() == {"store": "unavailable"}
     assert str(refused.value) in caplog.text
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_second_server_in_a_folder_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = open_store(tmp_path), jobs_at(tmp_path)
+    with pytest.raises(StoreInUseError):
+        _ = second.store
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    first.close()
 
 
 def test_a_server_that_stops_opens_none(tmp_path: Path) -> None:
