@@ -19,21 +19,21 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9888,
+    "api": 9900,
     "benchmarks": 8747,
     "client": 12467,
-    "deferred": 3565,
+    "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
     "models": 2416,
     "router": 3506,
     "runtime": 5727,
     "scheduling": 2481,
-    "tests": 46103,
+    "tests": 46129,
     "text": 2038,
     "others": 8072,
 }
-PRODUCT_LINES = 41592  # all but tests, benchmarks and client
+PRODUCT_LINES = 41606  # all but tests, benchmarks and client
 SHORT_FILES = 67
 LONG_FUNCTIONS = 18
 REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have

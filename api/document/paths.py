@@ -177,7 +177,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         whole=InputItems,
         query={**_AFTER, "limit": _limit(MOST_ITEMS), "order": {"enum": list(ORDERS)}},
     ),
-    ("POST", "/v1/files"): _openai(*_STORED, *BODY, form=_UPLOAD, whole=StoredFile),
+    ("POST", "/v1/files"): _openai(*_STORED, 429, *BODY, form=_UPLOAD, whole=StoredFile),
     ("GET", "/v1/files"): _openai(
         *_STORED,
         404,
@@ -192,7 +192,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=StoredFile),
     ("DELETE", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=DeletedFile),
     ("GET", "/v1/files/{file_id}/content"): _openai(
-        *_STORED, 404, media="application/octet-stream"
+        *_STORED, 404, 429, media="application/octet-stream"
     ),
     ("POST", "/v1/batches"): _openai(*_STORED, 404, *BODY, body=BatchRequest, whole=StoredBatch),
     ("GET", "/v1/batches"): _openai(

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from flask import Blueprint, Response, jsonify, request
 
@@ -30,7 +31,7 @@ from deferred.lines import MOST_FILE_BYTES
 
 PURPOSE = "batch"
 MOST_LISTED = 10_000
-MOST_AT_ONCE = 16  # uploads; each holds a thread while its client sends
+MOST_AT_ONCE = 16  # uploads, and as many downloads; each holds a thread while its client is slow
 FORM_BYTES = 64 * 1024  # of a form besides its file
 DAY_S = 86_400
 
@@ -38,7 +39,7 @@ DAY_S = 86_400
 def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     blueprint = Blueprint("files", __name__, url_prefix="/v1/files")
     register_store_errors(blueprint)
-    places = threading.BoundedSemaphore(MOST_AT_ONCE)
+    uploads, downloads = (threading.BoundedSemaphore(MOST_AT_ONCE) for _ in range(2))
     retention_s = service.config.file_retention_days * DAY_S
 
     @blueprint.post("")
@@ -61,13 +62,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
                 code="file_too_large",
             )
         request.max_content_length = most_bytes
-        if not places.acquire(blocking=False):
-            raise ApiError(
-                429,
-                f"{MOST_AT_ONCE} uploads are already running, which is the limit",
-                {"Retry-After": str(RETRY_AFTER_S)},
-            )
-        try:
+        with _place(uploads, "uploads"):
             upload = read_upload(request.stream, boundary.encode())
             now_s = time.time()
             file = store.files.create(
@@ -80,8 +75,6 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
                 quota_bytes=service.config.max_stored_bytes,
                 expires_at=lambda: now_s + (_expiry_s(upload.fields) or retention_s),
             )
-        finally:
-            places.release()
         return jsonify(file_shape(file))
 
     @blueprint.get("")
@@ -110,13 +103,32 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     def content(file_id: str) -> Response:
         files, owner = jobs.store.files, presented_owner()
         size_bytes = files.get(owner, file_id, time.time()).size_bytes
-        response = Response(
-            files.content(owner, file_id, time.time()), mimetype="application/octet-stream"
-        )
+        pieces = files.content(owner, file_id, time.time())
+        held = _place(downloads, "downloads")
+
+        def read() -> Iterator[bytes]:
+            with held:
+                yield from pieces
+
+        response = Response(read(), mimetype="application/octet-stream")
+        response.call_on_close(held.close)  # none of it may have been read
         response.content_length = size_bytes
         return response
 
     return blueprint
+
+
+def _place(places: threading.BoundedSemaphore, what: str) -> ExitStack:
+    """Held until it is closed. Raises ApiError where none is free."""
+    if not places.acquire(blocking=False):
+        raise ApiError(
+            429,
+            f"{MOST_AT_ONCE} {what} are already running, which is the limit",
+            {"Retry-After": str(RETRY_AFTER_S)},
+        )
+    held = ExitStack()
+    held.callback(places.release)
+    return held
 
 
 def file_shape(file: File) -> StoredFile:

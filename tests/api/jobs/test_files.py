@@ -3,6 +3,7 @@ store of the jobs is opened."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from api.jobs import uploads
+from api.jobs.files import MOST_AT_ONCE
 from deferred.lines import MOST_FILE_BYTES
 from serving.config import Config
 from tests.api.conftest import TWO, serving
@@ -63,6 +65,19 @@ def test_an_uploaded_file_is_returned_unchanged(store: FlaskClient, content: byt
     assert got(store, f"/v1/files/{file['id']}") == file
     read = store.get(f"/v1/files/{file['id']}/content")
     assert (read.data, read.content_length) == (content, len(content))
+
+
+def test_downloads_have_places_which_the_end_of_each_frees(store: FlaskClient) -> None:
+    path = f"/v1/files/{upload(store).get_json()['id']}/content"
+    with ExitStack() as running:
+        for _ in range(MOST_AT_ONCE):
+            running.callback(store.get(path).close)
+        refused = store.get(path)
+        assert "16 downloads" in error_of(refused, 429)["message"]
+        assert "Retry-After" in refused.headers
+    for _ in range(MOST_AT_ONCE):
+        assert store.get(path).data == b"{}"
+        assert store.head(path).content_length == 2
 
 
 @pytest.mark.parametrize("place", range(4))
