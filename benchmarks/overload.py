@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.report import options, report
 from benchmarks.harness.turns import ratio_of
-from client.analysis.requests import table_of, tokens_between
+from client.analysis.figures import table_of, tokens_between
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.experiment import Experiment, Found

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from client.analysis.backlog import Backlog
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, TOKENS, VALID, judge
-from client.analysis.metrics import Measured, measure
-from client.analysis.objectives import Objectives, parse_objectives
+from client.analysis.metrics import Measured, Objectives, measure, parse_objectives
 from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee

@@ -23,8 +23,7 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from client.analysis.gates import FAILED, judge
-from client.analysis.metrics import WarmUp, measure
-from client.analysis.objectives import Objectives, parse_objectives
+from client.analysis.metrics import Objectives, measure, parse_objectives
 from client.load.deferred import JobRun, split
 from client.load.http.dialects import Native
 from client.load.http.target import Target, parse_target
@@ -123,8 +122,7 @@ def _run(
     counted = None
     if before is not None and after is not None:
         counted = after - before - (0 if job is None else job.output_tokens)
-    cut = None if args.warmup is None else WarmUp(args.warmup, settled=True)
-    measured = measure(run, objectives, cut)
+    measured = measure(run, objectives, args.warmup)
     verdict = judge(run, measured, counted)
     environment = {
         "machine": machine(),

@@ -1,18 +1,18 @@
-"""A run's figures over its measured window: latencies, throughput, goodput.
+"""A run's figures over its measured window: latencies, throughput, and how many requests met their
+objectives.
 
 Failures are never mixed into latencies. Pure functions over the table of requests.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.figures import LATENCIES, tpot_by_row
-from client.analysis.objectives import Objectives
-from client.analysis.requests import Requests, table_of, tokens_between
+from client.analysis.figures import LATENCIES, Requests, table_of, tokens_between, tpot_by_row
 from client.analysis.statistics import (
     PERCENTILES,
     Floats,
@@ -22,7 +22,10 @@ from client.analysis.statistics import (
     percentile_interval,
 )
 from client.load.records import Run
+from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload
+
+_UNIT_S = {"ms": 1e-3, "s": 1.0}  # "ms" before "s", which it ends with
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,6 @@ class Measured:
     failed: int
     unfinished: int
     warm_up_s: float
-    settled: bool
     window_s: float
     arrived: int
     offered: float
@@ -70,51 +72,80 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
-    """The part cut from the front of a run. ``settled``: the load became stationary."""
+class Objectives:
+    """Objectives that a good request meets, in seconds; None: no objective."""
 
-    cut_s: float
-    settled: bool
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+def parse_objectives(text: str) -> Objectives:
+    """``ttft:500ms,tpot:50ms,e2e:10s``. A number needs its unit: 500 might be either."""
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition(":"))
+        unit = next((u for u in _UNIT_S if value.endswith(u)), None)
+        try:
+            number = float(value.removesuffix(unit or ""))
+        except ValueError:
+            number = math.nan
+        if (
+            name not in ("ttft", "tpot", "e2e")
+            or not 0 < number < math.inf
+            or f"{name}_s" in values
+        ):
+            raise SpecError(
+                f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once and > 0"
+            )
+        if unit is None:
+            raise SpecError(
+                f"objectives {text!r}: {value} has no unit; write {name}:{value}ms or "
+                f"{name}:{value}s"
+            )
+        values[f"{name}_s"] = number * _UNIT_S[unit]
+    return Objectives(**values)
 
 
 FRONT = 0.25  # of the sends of a comparison's runs
 _FEW = 100  # requests: below, MSER-5 takes a pause between two of them for the end of a warm-up
 
 
-def shared_warm_up(workload: Workload) -> WarmUp:
-    """The cut that all runs of one workload share, so that they are measured over one window.
+def shared_warm_up(workload: Workload) -> float:
+    """The seconds cut from the front of all runs of one workload, so that they are measured over
+    one window.
 
     It is fixed before anything is measured. A cut found from the data (MSER-5, the latest of the
     runs) biases short runs: 91 % of the 95 % intervals contained the truth, and 85 % without a
     quarter as the minimum. Bursts, ramps and traces are not cut.
     """
-    return WarmUp(FRONT * workload.duration_s if workload.steady else 0.0, settled=True)
+    return FRONT * workload.duration_s if workload.steady else 0.0
 
 
-def warm_up(run: Run) -> WarmUp:
-    """The cut of a single run, for steady loads only: MSER-5 on the requests in flight.
+def warm_up(run: Run) -> float:
+    """The seconds cut from a single run, for steady loads only: MSER-5 on the requests in flight.
 
     With few requests it ends with the first completion, after a quarter of the sends at most.
     """
     if not run.workload.steady or run.workload.users is not None:
-        return WarmUp(0.0, settled=True)
+        return 0.0
     if len(run.workload.requests) < _FEW:
         first_s = min((o.end_s for o in run.outcomes if o.end_s is not None), default=0.0)
-        return WarmUp(min(first_s, FRONT * run.workload.duration_s), settled=True)
+        return min(first_s, FRONT * run.workload.duration_s)
     samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
-    cut, settled = mser5(np.array([n for _, n in samples], dtype=np.float64))
-    return WarmUp(samples[cut][0] if cut < len(samples) and cut else 0.0, settled)
+    cut = mser5(np.array([n for _, n in samples], dtype=np.float64))
+    return samples[cut][0] if cut < len(samples) and cut else 0.0
 
 
-def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None = None) -> Measured:
-    """Reduce a run to its figures; ``cut`` is its own warm-up if none is shared."""
+def measure(run: Run, objectives: Objectives | None = None, cut_s: float | None = None) -> Measured:
+    """Reduce a run to its figures; ``cut_s`` is its own warm-up if none is shared."""
     end_s = run.window_end_s
-    cut = cut or warm_up(run)
-    window_s = max(end_s - cut.cut_s, 1e-9)
+    cut_s = warm_up(run) if cut_s is None else cut_s
+    window_s = max(end_s - cut_s, 1e-9)
     requests = table_of(run.outcomes)
     ok, unfinished, deferred = requests["ok"], requests["unfinished"], requests["deferred"]
-    within = (cut.cut_s <= requests["origin_s"]) & (requests["origin_s"] <= end_s)
-    ended = ok & (cut.cut_s <= requests["end_s"]) & (requests["end_s"] <= end_s)
+    within = (cut_s <= requests["origin_s"]) & (requests["origin_s"] <= end_s)
+    ended = ok & (cut_s <= requests["end_s"]) & (requests["end_s"] <= end_s)
     counted = within & (ok | unfinished)
     kinds = {kind: requests.where(counted & (deferred == kind)) for kind in (False, True)}
     late = requests["sent_s"] - requests["intended_s"]
@@ -130,13 +161,12 @@ def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None =
         ok=int(ok.sum()),
         failed=int((~ok & ~unfinished).sum()),
         unfinished=int(unfinished.sum()),
-        warm_up_s=cut.cut_s,
-        settled=cut.settled,
+        warm_up_s=cut_s,
         window_s=window_s,
         arrived=arrived,
         offered=arrived / window_s,
         achieved=int(ended.sum()) / window_s,
-        throughput=tokens_between(requests, cut.cut_s, end_s) / window_s,
+        throughput=tokens_between(requests, cut_s, end_s) / window_s,
         output_tokens=int(np.nansum(requests["output_tokens"])),
         latencies={f.key: f.values(kinds[f.deferred]) for f in LATENCIES if f.values},
         lag=late[~np.isnan(late)],

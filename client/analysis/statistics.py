@@ -136,16 +136,15 @@ def jain(values: Floats) -> float:
     return float(values.sum() ** 2 / (values.size * np.sum(values**2)))
 
 
-def mser5(series: Floats) -> tuple[int, bool]:
-    """How many leading values are warm-up, and whether the rest looks stationary.
+def mser5(series: Floats) -> int:
+    """How many leading values are warm-up.
 
     MSER-5 (White, Cobb and Spratt, WSC 2000): batches of five, the cut d that minimises
-    sum (Y - mean)^2 / (m - d)^2, searched in the first half only; a cut at the half means
-    that the series never settled.
+    sum (Y - mean)^2 / (m - d)^2, searched in the first half only.
     """
     m = series.size // 5
     if m < 4:
-        return 0, False
+        return 0
     batches = series[: m * 5].reshape(m, 5).mean(axis=1)
     # Sums over the tail from each cut on, so the search is linear.
     tail = np.cumsum(batches[::-1])[::-1]
@@ -153,8 +152,7 @@ def mser5(series: Floats) -> tuple[int, bool]:
     count = np.arange(m, 0, -1)
     half = m // 2
     error = (tail_squares - tail**2 / count)[: half + 1] / count[: half + 1] ** 2
-    cut = int(np.argmin(np.maximum(error, 0.0)))
-    return cut * 5, cut < half
+    return 5 * int(np.argmin(np.maximum(error, 0.0)))
 
 
 def slope(x: Floats, y: Floats) -> Interval:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure, tpot_by_row
-from client.analysis.requests import table_of
+from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure, table_of, tpot_by_row
 from client.analysis.statistics import Floats, jain
 from client.load.records import Run
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from client.analysis.gates import SATURATED, VALID, judge
-from client.analysis.metrics import WarmUp, measure
+from client.analysis.metrics import measure
 from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
 from client.comparison.limits import saturated
@@ -60,7 +60,7 @@ class Played:
 
 def unsound(run: Run) -> str | None:
     """Why its figures cannot be used."""
-    verdict = judge(run, measure(run, None, WarmUp(0.0, settled=True)))
+    verdict = judge(run, measure(run, None, 0.0))
     return None if verdict.word in (VALID, SATURATED) else verdict.reason
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from client.analysis.comparison.bootstrap import pooled_ratio
-from client.analysis.requests import table_of
+from client.analysis.figures import table_of
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played

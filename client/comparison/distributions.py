@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from client.analysis.metrics import WarmUp, measure
+from client.analysis.metrics import measure
 from client.analysis.statistics import Floats, Interval, excludes, paired_ratio
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
@@ -93,7 +93,7 @@ def _turn(
     workload = make(replace(recipe, arrivals=SHAPES[name], seed=seed), fleet.words)
     title = f"{name} at {recipe.rate:.3g} requests/s, seed {seed}"
     run = fleet.play(system, workload, title)
-    measured = measure(run, None, WarmUp(0.0, settled=True))
+    measured = measure(run, None, 0.0)
     if not measured.latencies["ttft"].size:
         raise ServerError(f"{title}: no response contained a token")
     return measured.latencies["ttft"], measured.output_tokens / run.wall_s

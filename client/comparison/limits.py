@@ -10,7 +10,7 @@ import numpy as np
 
 from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import fit_isolated
-from client.analysis.requests import table_of, tokens_between
+from client.analysis.figures import table_of, tokens_between
 from client.comparison.fleet import Fleet, must_answer
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from client.analysis.objectives import Objectives, parse_objectives
+from client.analysis.metrics import Objectives, parse_objectives
 from client.load.http.target import parse_target
 from client.load.machine import ROOT
 from client.load.servers.system import COMPARED, MODES, NO_WAIT, System, server_command

@@ -5,23 +5,26 @@ is computed and rendered again by the same code. Measures nothing."""
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.headline import headline
-from client.analysis.comparison.length_variance import Prediction, length_variance_gain
+from client.analysis.comparison.headline import Prediction, headline, length_variance_gain
 from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
+from client.analysis.comparison.scalars import SCALARS
 from client.analysis.comparison.summary import Point, measured_together, points
 from client.analysis.fairness import Isolated
-from client.analysis.objectives import Objectives
+from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
+from client.analysis.metrics import Objectives
+from client.analysis.statistics import PERCENTILES
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
 from client.load.rows import as_json, from_json
 from client.report.pictures.gantt import Rows, middle, pictured
-from client.report.rows import as_row, write_summary
 from client.workloads.workload_file import read_workload
 
 
@@ -65,7 +68,7 @@ def judged(
 
 def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     """Write everything but the page and the workloads; returns all figures for --json."""
-    rows = [as_row(p, c.manifest["notes"]) for p in c.points]
+    rows = [_row(p, c.manifest["notes"]) for p in c.points]
     figures: dict[str, Any] = {
         "capacity": None if c.calibration is None else asdict(c.calibration),
         "points": rows,
@@ -90,10 +93,59 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     write_requests(
         ((r.job.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
     )
-    write_summary(rows, folder / "summary.csv")
+    _write_summary(rows, folder / "summary.csv")
     (folder / "manifest.json").write_text(json.dumps(c.manifest, indent=1) + "\n")
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
     return figures
+
+
+def _row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """A point as one flat record, for CSV and JSON; empty where a figure is not supported.
+
+    ``notes`` are the models' own remarks.
+    """
+    row: dict[str, Any] = {
+        "system": point.system,
+        "load": point.load,
+        "offered_requests_per_s": _round(point.offered),
+        "seeds": len(point.seeds),
+        "verdict": point.verdict,
+        "ok": point.ok,
+        "failed": point.failed,
+        "unfinished": point.unfinished,
+    }
+    for f in PAIRED:
+        name, interval = f"{f.key}_median_ratio", point.ratios.get(f.key)
+        if f is THROUGHPUT:
+            name, interval = f"{f.key}_{f.unit}", point.throughput
+        row[name] = _round(interval.value if interval else None)
+        row[f"{name}_low"] = _round(interval.low if interval else None)
+        row[f"{name}_high"] = _round(interval.high if interval else None)
+    for f in LATENCIES:
+        if f.in_summary:
+            row[f"{f.key}_mean_{f.unit}"] = _round(point.mean(f.key))
+            for p in PERCENTILES:
+                row[f"{f.key}_p{p}_{f.unit}"] = _round(point.latency(f.key, p))
+            row[f"{f.key}_n"] = point.latencies[f.key].size
+    row |= {s.column: _round(point.scalars[s.column]) for s in SCALARS}
+    row["void"] = " ".join(void.figure for void in point.voids)
+    row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
+    row["notes"] = "; ".join(notes)
+    return row
+
+
+def _write_summary(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _round(value: float | None) -> float | None:
+    """Six significant digits; infinity, for an unfinished request, is left empty."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 def _headline(found: Headline) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.length_variance import Prediction
+from client.analysis.comparison.headline import Prediction
 from client.analysis.comparison.results import Calibration, Result
 from client.analysis.comparison.summary import final, names_of
 from client.analysis.figures import E2E, TTFT
@@ -22,7 +22,6 @@ from client.report.html.chart import Chart
 from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, write_page
 from client.report.pictures import comparison as pictures
 from client.report.pictures.gantt import gantt
-from client.report.server import server_table
 from client.report.tables import (
     VOID,
     comparison_table,
@@ -31,6 +30,7 @@ from client.report.tables import (
     limit_table,
     pair_table,
     ratio_text,
+    server_table,
     short_table,
 )
 from client.report.words import contained, sentences

@@ -7,7 +7,7 @@ from typing import Any
 
 from client.analysis.comparison.results import Calibration
 from client.analysis.gates import VALID
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
 from client.load.servers.stats import described

@@ -12,8 +12,7 @@ import numpy as np
 
 from client.analysis.figures import LATENCIES, Figure
 from client.analysis.gates import SATURATED, VALID, Verdict, judge, void_of
-from client.analysis.metrics import Measured, WarmUp, measure
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Measured, Objectives, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
@@ -22,8 +21,7 @@ from client.load.servers.stats import described, note_of
 from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures.comparison import latency_by_tokens
 from client.report.pictures.run import END_COLOUR, arrivals_and_load, latencies
-from client.report.server import server_table
-from client.report.tables import VOID, bounded
+from client.report.tables import VOID, bounded, server_table
 from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
 
@@ -138,8 +136,7 @@ def read_run(folder: Path) -> OneRun:
         goal, job = about["objectives"], about["job"]
         objectives = None if goal is None else Objectives(**goal)
         warm_up_s = about["warm_up_s"]
-        cut = None if warm_up_s is None else WarmUp(warm_up_s, settled=True)
-        measured = measure(run, objectives, cut)
+        measured = measure(run, objectives, warm_up_s)
         return OneRun(
             run, measured, judge(run, measured, about["handled"]), objectives, warm_up_s,
             about["server"], about["handled"], None if job is None else Job(**job),

@@ -1,4 +1,4 @@
-"""The comparison's tables: figures, ratios with their intervals, fairness by size.
+"""Tables: a comparison's figures, ratios with their intervals, fairness by size; servers' /stats.
 
 It turns what the analysis found into cells, and computes nothing.
 """
@@ -6,10 +6,14 @@ It turns what the analysis found into cells, and computes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from client.analysis.comparison.results import Headline, Loss, Pair
+from client.analysis.comparison.scalars import ATTAINED, BATCH, Scalar, stated
 from client.analysis.comparison.summary import TAIL, Point
 from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
@@ -35,7 +39,7 @@ def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
     tail = tail_of([p.latencies["e2e"].size for p in points])
     columns = (
         _THROUGHPUT, _latency(TTFT), _latency(TTFT, tail), _latency(TPOT), _latency(E2E),
-        _latency(E2E, tail), _BATCH, _JAIN, _GOOD, _unfinished("unfinished"),
+        _latency(E2E, tail), _scalar(BATCH), _JAIN, _scalar(ATTAINED), _unfinished("unfinished"),
     )  # fmt: skip
     return _by_load(points, losses, columns)
 
@@ -43,8 +47,8 @@ def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
 def short_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
     """The same for a terminal: the columns that fit on a line."""
     columns = (
-        _THROUGHPUT, _latency(TTFT), _latency(TPOT), _latency(E2E), _BATCH, _GOOD,
-        _unfinished("cut"),
+        _THROUGHPUT, _latency(TTFT), _latency(TPOT), _latency(E2E), _scalar(BATCH),
+        _scalar(ATTAINED), _unfinished("cut"),
     )  # fmt: skip
     return _by_load(points, losses, columns)
 
@@ -56,12 +60,12 @@ def _latency(figure: Figure, rank: float = 50) -> Column:
     return Column(f"{figure.name} p{rank:g}", f"{figure.key}_p{rank:g}", text)
 
 
-def _scalar(title: str, key: str, form: str, figure: str = "") -> Column:
+def _scalar(scalar: Scalar) -> Column:
     def text(p: Point) -> str:
-        value = p.scalars[key]
-        return "-" if value is None else format(value, form)
+        value = p.scalars[scalar.column]
+        return "-" if value is None else format(value, scalar.form)
 
-    return Column(title, figure, text)
+    return Column(scalar.title, scalar.void, text)
 
 
 def _unfinished(title: str) -> Column:
@@ -70,8 +74,6 @@ def _unfinished(title: str) -> Column:
 
 _COUNT = "unfinished"  # is shown for runs whose figures are not usable, too
 _THROUGHPUT = Column(THROUGHPUT.name, THROUGHPUT.key, lambda p: f"{p.throughput.value:,.0f}")
-_BATCH = _scalar("batch", "batch", ".1f")
-_GOOD = _scalar("good", "attained", ".0%", "goodput")
 _JAIN = Column("Jain", "", lambda p: "-" if p.fairness is None else f"{p.fairness.jain:.2f}")
 
 
@@ -179,3 +181,38 @@ def bounded(found: Interval) -> str:
     low = 0.0 if found.low is None else found.low
     high = "∞" if found.high is None or math.isinf(found.high) else number(scale * found.high)
     return f"{text} [{number(scale * low)}, {high}]"
+
+
+def server_table(columns: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], caption: str) -> Table:
+    """A column a server, the mean over its runs; a figure that none of them states is left out."""
+    rows = []
+    for title, path, text in _ROWS:
+        found = [_mean([stated(stats, *path) for stats in runs]) for _, runs in columns]
+        if any(value is not None for value in found):
+            rows.append(Row((title, *("-" if v is None else text(v) for v in found))))
+    head = ("the server's own figures", *(name for name, _ in columns))
+    return Table(head, rows, caption=caption)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+_ROWS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
+    ("output tokens per busy second", ("throughput",), "{:,.0f}".format),
+    ("latency per token, mean", ("latency-per-token",), seconds),
+    ("latency (E2E), median", ("e2e-s", "p50"), seconds),
+    ("latency (E2E), p90", ("e2e-s", "p90"), seconds),
+    ("time to first token, median", ("ttft-s", "p50"), seconds),
+    ("of it in the queue, median", ("queue-s", "p50"), seconds),
+    ("rows in an iteration, mean", ("batch-size", "mean"), "{:.1f}".format),
+    ("padding in computed positions", ("padding-share",), _percent),
+    ("busy time inside the model", ("model-share",), _percent),
+    ("requests completed", ("counts", "completed"), "{:,.0f}".format),
+    ("output tokens", ("total-tokens-handled",), "{:,.0f}".format),
+)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None

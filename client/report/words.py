@@ -9,7 +9,7 @@ from dataclasses import asdict
 from client.analysis.comparison.results import Bracket, Headline
 from client.analysis.comparison.summary import TAIL, Point, names_of
 from client.analysis.gates import VALID
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.load.servers.system import NO_WAIT
 from client.report.html.page import seconds

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from client.analysis.comparison.length_variance import length_variance_gain
+from client.analysis.comparison.headline import length_variance_gain
 from client.analysis.comparison.results import Headline, Limit, Loss, Played
 from client.analysis.comparison.summary import final, measured_together, points
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.compare import main
 from client.comparison.fleet import Fleet

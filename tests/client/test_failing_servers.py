@@ -22,7 +22,7 @@ from client import capacity, client, compare
 from client.analysis.comparison import results as results_of
 from client.analysis.comparison.results import Loss
 from client.analysis.comparison.summary import measured_together
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from client.analysis.search import SearchError
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee

@@ -3,24 +3,28 @@
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
 reflect the length of the run. So each figure is compared where it has a meaning. An overloaded
 server may deliver less than it can, so each system's throughput counts at the load where it
-delivers most. Pure.
+delivers most. Beside it, what the variance of output lengths alone predicts of dynamic over static
+batching. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from client.analysis.comparison.bootstrap import best_ratio
 from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
+from client.analysis.comparison.scalars import ATTAINED, batch_mean
 from client.analysis.comparison.summary import (
     TAIL,
     Point,
     figure_by_seed,
     final,
+    is_sound,
     names_of,
     paired,
     paired_tail,
@@ -30,8 +34,8 @@ from client.analysis.comparison.summary import (
 )
 from client.analysis.figures import PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import SATURATED, VALID
-from client.analysis.objectives import Objectives
-from client.analysis.statistics import Interval
+from client.analysis.metrics import Objectives
+from client.analysis.statistics import Interval, expected_max
 
 
 def headline(
@@ -159,10 +163,46 @@ def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
     """Up to the first load that fails: beyond it, one that passes did so by chance."""
     passed = None
     for p in sorted((p for p in points if p.system == name), key=lambda p: p.load):
-        attained = p.scalars["attained"]
+        attained = p.scalars[ATTAINED.column]
         if attained is None or p.void("goodput") is not None or not p.usable:
             continue
         if p.verdict != VALID or attained < share:
             return Bracket(name, passed, p.load)
         passed = p.load
     return Bracket(name, passed, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
+
+    batch: float
+    predicted: float
+    measured: Interval | None
+    load: float
+
+
+def length_variance_gain(results: Sequence[Result], found: Headline) -> Prediction | None:
+    """E[max of B]/E[out] at the batch size that static really had at its limit, beside the ratio
+    of the limits; None where static has none.
+
+    A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
+    are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
+    """
+    static = next((x for x in found.limits if x.system == "static"), None)
+    if static is None:
+        return None
+    load = static.load
+    mine = [r for r in final(results) if r.job.system == "static" and r.job.load == load]
+    kept = [r for r in mine if is_sound(r)] or mine
+    sizes = [size for r in kept if (size := batch_mean(r)) is not None]
+    if not sizes or len(sizes) < len(kept):
+        return None
+    batch = float(np.mean(sizes))
+    lengths = np.array(
+        [request.output_tokens for r in kept for request in r.run.workload.requests],
+        dtype=np.float64,
+    )
+    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
+    measured = ratios.get(("dynamic", "static"))
+    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)

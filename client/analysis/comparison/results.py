@@ -9,8 +9,7 @@ from typing import Any
 
 from client.analysis.fairness import Isolated
 from client.analysis.gates import Verdict
-from client.analysis.metrics import Measured
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Measured, Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Run
 

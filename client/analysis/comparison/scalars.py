@@ -13,15 +13,17 @@ from client.analysis.comparison.results import Result
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A figure that is one number for all runs of a point. ``key`` names it in the code, ``column``
-    in files."""
+    """A figure that is one number for all runs of a point. ``column`` names it in files; in tables
+    it has a title and a format. ``void``: the figure with which it is void."""
 
-    key: str
     column: str
     of: Callable[[Sequence[Result]], float | None]
+    title: str = ""
+    form: str = ""
+    void: str = ""
 
 
-def attained(runs: Sequence[Result]) -> float | None:
+def _attained(runs: Sequence[Result]) -> float | None:
     """The share of all that arrived that met the objectives."""
     arrived = sum(r.measured.arrived for r in runs)
     shares = [r.measured.attained for r in runs if r.measured.attained is not None]
@@ -57,10 +59,12 @@ def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], 
     return mean
 
 
+ATTAINED = Scalar("objectives_attained", _attained, "good", ".0%", "goodput")
+BATCH = Scalar("batch_size_mean", _mean(batch_mean), "batch", ".1f")
 SCALARS = (
-    Scalar("lag", "dispatch_lag_p99_s", _lag_p99_s),
-    Scalar("goodput", "goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
-    Scalar("attained", "objectives_attained", attained),
-    Scalar("batch", "batch_size_mean", _mean(batch_mean)),
-    Scalar("padding", "padding_share", _mean(lambda r: stated(r.server, "padding-share"))),
+    Scalar("dispatch_lag_p99_s", _lag_p99_s),
+    Scalar("goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
+    ATTAINED,
+    BATCH,
+    Scalar("padding_share", _mean(lambda r: stated(r.server, "padding-share"))),
 )

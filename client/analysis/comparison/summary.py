@@ -29,8 +29,7 @@ from client.analysis.gates import (
     lag_gate,
     void_of,
 )
-from client.analysis.metrics import measure, shared_warm_up
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives, measure, shared_warm_up
 from client.analysis.statistics import (
     Floats,
     Interval,
@@ -49,8 +48,8 @@ TAIL = 99  # the percentile that is paired beside medians
 class Point:
     """One system at one load, over all seeds. Latencies in seconds.
 
-    ``ratios`` are to the baseline, by the keys of `PAIRED`; ``scalars`` by those of `SCALARS`. A
-    saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
+    ``ratios`` are to the baseline, by the keys of `PAIRED`; ``scalars`` by the columns of SCALARS.
+    A saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
     name figures that the client's lateness invalidated.
     """
 
@@ -208,7 +207,7 @@ def _point(
         ok=sum(r.measured.ok for r in runs),
         failed=sum(r.measured.failed for r in runs),
         unfinished=sum(r.measured.unfinished for r in runs),
-        scalars={s.key: s.of(runs) for s in SCALARS},
+        scalars={s.column: s.of(runs) for s in SCALARS},
         fairness=fair,
     )
 

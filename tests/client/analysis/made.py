@@ -8,7 +8,7 @@ import numpy as np
 
 from client.analysis.comparison.results import Job, Result
 from client.analysis.gates import judge
-from client.analysis.metrics import WarmUp, measure
+from client.analysis.metrics import measure
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Request, seal
 
@@ -59,6 +59,6 @@ def steady(outcomes: list[Outcome], duration_s: float = 10.0) -> Run:
 
 def result(run: Run, seed: int = 0, *, system: str = "dynamic", load: float = 1.0) -> Result:
     """A run as a result; none of it is cut as warm-up."""
-    measured = measure(run, None, WarmUp(0.0, settled=True))
+    measured = measure(run, None, 0.0)
     job = Job(system, load, seed, repeat=False)
     return Result(job, run, None, None, measured, judge(run, measured))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.analysis.fairness import Isolated, fairness, fit_isolated
-from client.analysis.requests import table_of
+from client.analysis.figures import table_of
 from tests.client.analysis.made import outcome
 
 

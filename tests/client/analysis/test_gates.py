@@ -12,8 +12,7 @@ from client.analysis.comparison.results import Calibration, Result
 from client.analysis.comparison.summary import final, points, verdict_of
 from client.analysis.fairness import Isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
-from client.analysis.metrics import measure
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives, measure
 from client.load.records import Run
 from client.load.servers.system import NO_WAIT
 from tests.client.analysis.made import outcome, result, run_of, steady

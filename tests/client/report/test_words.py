@@ -9,7 +9,7 @@ import numpy as np
 from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.comparison.summary import Point
 from client.analysis.figures import LATENCIES
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.report.tables import limit_table
 from client.report.words import sentences

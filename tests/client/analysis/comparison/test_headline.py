@@ -8,7 +8,7 @@ from client.analysis.comparison.headline import headline
 from client.analysis.comparison.results import Calibration, Pair, Result
 from client.analysis.comparison.summary import points
 from client.analysis.fairness import Isolated
-from client.analysis.objectives import Objectives
+from client.analysis.metrics import Objectives
 from tests.client.analysis.made import outcome, result, steady
 
 CALIBRATION = Calibration(
