@@ -204,7 +204,8 @@ def create_app(
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     register_hooks(app, config, time.perf_counter, tracing, served.name)
-    register_metrics(app, metrics, manager, lambda: engine.unused_gpu, JobCollector(jobs))
+    collector = JobCollector(jobs)
+    register_metrics(app, metrics, manager, lambda: engine.unused_gpu, served.name, collector)
     register_openapi(app, keys=bool(config.keys))
     return app
 

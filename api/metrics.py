@@ -28,6 +28,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from api.vllm_names import under_vllms_names
 from batching import BatchingManager
 from records import PHASES, End, IterationRecord, RequestRecord, phase_of
 from requested import ServiceClass
@@ -59,6 +60,8 @@ _REQUEST_DURATIONS = {
     "tgi_request_queue_duration": "From arrival to admission",
     "tgi_request_inference_duration": "From admission to end",
     "tgi_request_mean_time_per_token_duration": "From admission to end, per generated token",
+    "eb_request_prefill_seconds": "From admission to first token",
+    "eb_request_decode_seconds": "From first token to last",
 }
 _OWN_DURATIONS = {
     "eb_time_to_first_token_seconds": "From arrival to first token",
@@ -68,8 +71,9 @@ _ITERATION_DURATIONS = {
     "tgi_batch_inference_duration": "An iteration",
     "tgi_batch_forward_duration": "An iteration; forward pass and sampling are one here",
 }
+PROMPT_LENGTH = "tgi_request_input_length"
 _LENGTHS = {
-    "tgi_request_input_length": "Tokens of the prompt",
+    PROMPT_LENGTH: "Tokens of the prompt",
     "tgi_request_max_new_tokens": "Requested tokens",
     "tgi_request_generated_tokens": "Tokens generated",
 }
@@ -152,18 +156,22 @@ class Metrics:
     def request(self, record: RequestRecord) -> None:
         with self._lock:
             counts = self._counts
-            counts.lengths["tgi_request_input_length"][record.prompt_tokens] += 1
+            counts.lengths[PROMPT_LENGTH][record.prompt_tokens] += 1
             counts.lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
             if record.end in FAILED:
                 return
             counts.lengths["tgi_request_generated_tokens"][record.generated] += 1
             assert record.admitted_s is not None
+            assert record.first_token_s is not None
+            assert record.last_token_s is not None
             inference_s = record.end_s - record.admitted_s
             for name, value in (
                 ("tgi_request_duration", latency_s(record)),
                 ("tgi_request_queue_duration", queue_s(record)),
                 ("tgi_request_inference_duration", inference_s),
                 ("tgi_request_mean_time_per_token_duration", inference_s / record.generated),
+                ("eb_request_prefill_seconds", record.first_token_s - record.admitted_s),
+                ("eb_request_decode_seconds", record.last_token_s - record.first_token_s),
             ):
                 counts.durations[name].observe(value)
             of = record.service_class
@@ -218,6 +226,8 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     yield family
     deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
     yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", deferred)
+    prompts = sum(size * times for size, times in counts.lengths[PROMPT_LENGTH].items())
+    yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", prompts)
     yield _counter("eb_generated_tokens", "Generated tokens", totals.generated)
     drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
     yield _labelled("eb_drafts", "Drafts computed", "kind", drafts)
@@ -295,18 +305,32 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
         yield GaugeMetricFamily("eb_kv_used_tokens", "KV taken, in tokens", used)
         yield GaugeMetricFamily("tgi_batch_max_total_tokens", "KV budget, in tokens", budget)
         yield GaugeMetricFamily("eb_kv_budget_tokens", "KV budget, in tokens", budget)
+        yield GaugeMetricFamily("eb_kv_used_ratio", "KV taken, from 0 to 1", used / budget)
+        blocks = GaugeMetricFamily(
+            "eb_kv_blocks_info",
+            "Tokens of a block, and blocks",
+            labels=["block_size", "num_gpu_blocks"],
+        )
+        blocks.add_metric([str(size), str(memory.num_blocks)], 1)
+        yield blocks
 
 
 class _Collector(Collector):
     def __init__(
-        self, metrics: Metrics, manager: BatchingManager, unused_gpu: Callable[[], str | None]
+        self,
+        metrics: Metrics,
+        manager: BatchingManager,
+        unused_gpu: Callable[[], str | None],
+        model: str,
     ) -> None:
-        self._metrics, self._manager, self._unused_gpu = metrics, manager, unused_gpu
+        self._metrics, self._manager = metrics, manager
+        self._unused_gpu, self._model = unused_gpu, model
 
     def collect(self) -> list[Metric]:
         text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
         unused = GaugeMetricFamily("eb_unused_gpu", text, self._unused_gpu() is not None)
-        return [*self._metrics.families(self._manager), unused]
+        families = self._metrics.families(self._manager)
+        return [*families, *under_vllms_names(families, self._model), unused]
 
 
 def register_metrics(
@@ -314,12 +338,13 @@ def register_metrics(
     metrics: Metrics,
     manager: BatchingManager,
     unused_gpu: Callable[[], str | None],
+    model: str,
     *others: Collector,
 ) -> None:
     """The metrics page, and a count of refused requests. `unused_gpu`: as in
-    runtime.executor.ModelInfo; `others`: further metrics on the page."""
+    runtime.executor.ModelInfo; `model`: its name; `others`: further metrics on the page."""
     registry = CollectorRegistry()
-    for collector in (_Collector(metrics, manager, unused_gpu), *others):
+    for collector in (_Collector(metrics, manager, unused_gpu, model), *others):
         registry.register(collector)
 
     @app.get("/metrics")

@@ -35,8 +35,8 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package i
 # What is not named stands on top, beside the commands.
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
-        {"follow", "http", "limits", "metrics"},
-        {"defaults", "signals"},
+        {"follow", "http", "limits", "vllm_names"},
+        {"defaults", "metrics", "signals"},
         {"service"},
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too

@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9900,
+    "api": 9978,
     "benchmarks": 8747,
     "client": 12467,
     "deferred": 3567,
@@ -29,11 +29,11 @@ LINES = {
     "router": 3506,
     "runtime": 5727,
     "scheduling": 2481,
-    "tests": 46129,
+    "tests": 46271,
     "text": 2038,
-    "others": 8072,
+    "others": 8073,
 }
-PRODUCT_LINES = 41606  # all but tests, benchmarks and client
+PRODUCT_LINES = 41685  # all but tests, benchmarks and client
 SHORT_FILES = 67
 LONG_FUNCTIONS = 18
 REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have

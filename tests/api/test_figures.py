@@ -56,6 +56,27 @@ OF_TGI = {
     },
 }
 
+# what the model server protocol of Gateway API's inference extension (proposal 003) and vLLM's own
+# dashboard (examples/online_serving/prometheus_grafana) read
+OF_VLLM = {
+    "gauge": {
+        *(f"vllm:num_requests_{of}" for of in ("waiting", "running")),
+        *(f"vllm:{of}_cache_usage_perc" for of in ("kv", "gpu")),
+        "vllm:cache_config_info",
+    },
+    "counter": {
+        *(f"vllm:{of}_tokens" for of in ("prompt", "generation")),
+        "vllm:request_success",
+        "vllm:num_preemptions",
+    },
+    "histogram": {
+        "vllm:e2e_request_latency_seconds",
+        *(f"vllm:{of}_seconds" for of in ("time_to_first_token", "time_per_output_token")),
+        *(f"vllm:request_{of}_time_seconds" for of in ("queue", "prefill", "decode")),
+        *(f"vllm:request_{of}_tokens" for of in ("prompt", "generation")),
+    },
+}
+
 
 @pytest.fixture
 def client() -> Iterator[FlaskClient]:
@@ -109,6 +130,32 @@ def test_tgis_names_are_there_with_their_types_and_buckets(client: FlaskClient) 
     lengths = bounds["tgi_request_input_length"]
     assert (lengths[:2], len(lengths)) == ([10.24, 20.48], 101)
     assert bounds["tgi_batch_next_size"][:3] == [1, 2, 3]
+
+
+def test_vllms_names_are_there_with_their_types_and_the_models_name(client: FlaskClient) -> None:
+    assert [generate(client, tokens=n) for n in (1, 2, 3, 0)] == [200, 200, 200, 422]
+    text = client.get("/metrics").get_data(as_text=True)
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    for kind, names in OF_VLLM.items():
+        assert {name: found[name].type for name in names} == dict.fromkeys(names, kind)
+    own = [sample for name in found if name.startswith("vllm:") for sample in found[name].samples]
+    assert {sample.labels["model_name"] for sample in own} == {"embedded"}
+    values: dict[str, float] = {}
+    for sample in own:
+        values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    assert values["vllm:generation_tokens_total"] == 1 + 2 + 3
+    assert values["vllm:prompt_tokens_total"] == 3 * 3
+    assert values["vllm:request_success_total"] == 3
+    assert values["vllm:time_to_first_token_seconds_count"] == 3
+    parts = ("queue_time", "prefill_time", "decode_time")
+    total_s = sum(values[f"vllm:request_{part}_seconds_sum"] for part in parts)
+    assert 0 < total_s <= values["vllm:e2e_request_latency_seconds_sum"] * (1 + 1e-9)
+    assert values["vllm:kv_cache_usage_perc"] == values["vllm:num_requests_running"] == 0
+    reasons = {sample.labels["finished_reason"] for sample in found["vllm:request_success"].samples}
+    assert reasons == {"length", "stop"}
+    (blocks,) = found["vllm:cache_config_info"].samples
+    tokens = int(blocks.labels["block_size"]) * int(blocks.labels["num_gpu_blocks"])
+    assert tokens == scrape(client)["eb_kv_budget_tokens", ()]
 
 
 def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> None:

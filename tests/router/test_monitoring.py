@@ -1,0 +1,96 @@
+"""The dashboard, the alerts and the autoscaler: PromQL over what a server and a router give."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.router.conftest import Net
+from tests.router.farm import Farm
+from tests.router.test_deploy import DEPLOY, KUBERNETES
+from tests.support.dialects import TGI, ask
+from tests.support.process import eventually
+
+PRODUCTION = KUBERNETES / "production"
+Series = dict[str, list[dict[str, str]]]
+GIVEN_LATER = {"eb_batch_next_deadline_timestamp_seconds"}  # while a batch is in progress
+
+
+def of_file(name: str) -> Any:
+    return yaml.safe_load((PRODUCTION / name).read_text())["spec"]
+
+
+def expressions() -> Iterator[str]:
+    for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"].replace("$__rate_interval", "5m")
+    (group,) = of_file("alerts.yaml")["groups"]
+    yield from (rule["expr"] for rule in group["rules"])
+    (trigger,) = of_file("scaled-object.yaml")["triggers"]
+    yield trigger["metadata"]["query"]
+
+
+def selectors(expression: Any) -> Iterator[Any]:
+    if isinstance(expression, promql_parser.VectorSelector):
+        yield expression
+    for name in ("lhs", "rhs", "expr", "vector_selector"):
+        if (part := getattr(expression, name, None)) is not None:
+            yield from selectors(part)
+    for part in getattr(expression, "args", ()):
+        yield from selectors(part)
+
+
+@pytest.fixture(scope="module")
+def series(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Series:
+    """The labels of each metric's series."""
+    found: Series = {}
+    folder = tmp_path_factory.mktemp("jobs")
+    with serving(Config(mode="dynamic", data_dir=str(folder))) as server:
+        assert ask(server, TGI, "abc", 4).status_code == 200
+        assert server.get("/v1/batches").status_code == 200
+        eventually(lambda: b"eb_batch_lines" in server.get("/metrics").data, "figures of the store")
+        texts = [server.get("/metrics").get_data(as_text=True)]
+    with ExitStack() as stack:
+        net = Net(farm, stack)
+        texts.append(net.router(net.upstream("embedded")).get("/metrics").text)
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("expression", list(expressions()))
+def test_a_query_selects_series_that_are_given(series: Series, expression: str) -> None:
+    chosen = list(selectors(promql_parser.parse(expression)))
+    assert chosen
+    for selector in chosen:
+        name = selector.name
+        if name in GIVEN_LATER:
+            continue
+        # the parser of the exposition format calls every counter `..._total`
+        given = series.get(name) or series[f"{name}_total"]
+        for matcher in selector.matchers.matchers:
+            if matcher.op == promql_parser.MatchOp.Equal:
+                given = [labels for labels in given if labels.get(matcher.name) == matcher.value]
+        assert given, name
+
+
+def test_prometheus_own_tool_accepts_the_alerts(tmp_path: Path) -> None:
+    if which("promtool") is None:
+        pytest.skip("promtool is not here")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump({"groups": of_file("alerts.yaml")["groups"]}))
+    subprocess.run(["promtool", "check", "rules", rules], check=True)
