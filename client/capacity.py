@@ -16,9 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from client.analysis.backlog import Backlog
-from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, TOKENS, VALID, judge
-from client.analysis.metrics import Measured, Objectives, measure, parse_objectives
+from client.analysis.gates import (
+    FAILED,
+    INVALID_CLIENT,
+    SATURATED,
+    TOKENS,
+    VALID,
+    Backlog,
+    judge,
+)
+from client.analysis.metrics import Objectives, RunFigures, measure, parse_objectives
 from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
@@ -27,8 +34,14 @@ from client.load.live import say
 from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.servers.stats import stats
 from client.load.servers.system import MODES, System, server_command
-from client.options.rules import check, declare, require_rate
-from client.options.shape import add_common_options, add_shape_options, recipe_from
+from client.options.rules import (
+    add_common_options,
+    add_shape_options,
+    check,
+    declare,
+    recipe_from,
+    require_rate,
+)
 from client.report.findings import Findings, Probe
 from client.report.words import objectives_text
 from client.workloads.recipe import Recipe, make, varied
@@ -66,7 +79,7 @@ class Search:
         title = f"seed {seed}, {rate:.3g} requests/s"
         share, objectives = self.found.share, self.found.objectives
         assert objectives is not None  # known before the first probe
-        played: list[tuple[Measured, Backlog]] = []
+        played: list[tuple[RunFigures, Backlog]] = []
         for _ in range(PLAYS):
             run = self.fleet.play(system, workload, title, drain_s=self.drain_s)
             measured = measure(run, objectives)

@@ -18,10 +18,10 @@ import numpy as np
 
 from client.load.http.target import parse_target
 from client.load.vocabulary import served_words
-from client.options.rules import check, declare
-from client.options.shape import add_shape_options, completed, recipe_from
+from client.options.rules import add_shape_options, check, completed, declare, recipe_from
 from client.workloads.burstiness import Burstiness, describe
-from client.workloads.recipe import Recipe, lengths_are_chosen, make
+from client.workloads.prompts import lengths_are_chosen
+from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
 

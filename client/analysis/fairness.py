@@ -42,7 +42,7 @@ def fit_isolated(rows: Rows) -> Isolated:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class SizeBucket:
     """Slowdown of the requests whose output lengths lie in low..high."""
 
     low: int
@@ -57,7 +57,7 @@ class Bucket:
 class Fairness:
     """Slowdown = E2E / E2E alone, by size. ``jain`` is over the buckets' means: 1 is fair."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[SizeBucket, ...]
     jain: float
 
 
@@ -70,7 +70,7 @@ def fairness(rows: Rows, isolated: Isolated, buckets: int = 5) -> Fairness | Non
     slowdown = (done["end_s"] - done["origin_s"]) / isolated.e2e_s(prompt, output)
     parts = np.array_split(np.argsort(output, kind="stable"), buckets)
     made = tuple(
-        Bucket(
+        SizeBucket(
             int(output[part].min()),
             int(output[part].max()),
             part.size,

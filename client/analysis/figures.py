@@ -83,8 +83,8 @@ def tokens_between(requests: Requests, start_s: float, end_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``key`` and ``unit`` name it in files, ``name`` in reports. ``values``: one for each request
-    (or token) that has it; None for a figure of the whole run.
+    """``key`` and ``unit`` name it in files, ``name`` in reports. ``of``: one for each request (or
+    gap between tokens), NaN where it has none; none for a figure of the whole run.
 
     ``paired``: systems are compared by it, seed by seed; ``skewed`` as in `paired_ratio`.
     ``in_summary``: it has columns in summary.csv. ``lag``: the part of the client's lateness that
@@ -95,7 +95,7 @@ class Figure:
     key: str
     name: str
     unit: str
-    values: Callable[[Requests], Floats] | None
+    of: Callable[[Requests], Floats]
     paired: bool = False
     skewed: bool = True
     in_summary: bool = True
@@ -103,31 +103,30 @@ class Figure:
     of_ended: bool = False
     deferred: bool = False
 
-
-def tpot(requests: Requests) -> Floats:
-    """(last token - first token) / (tokens - 1), of responses with two tokens or more."""
-    return _known(tpot_by_row(requests))
-
-
-def tpot_by_row(requests: Requests) -> Floats:
-    """NaN for a request without TPOT."""
-    tokens = requests["output_tokens"]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values: Floats = (requests["last_s"] - requests["first_s"]) / (tokens - 1)
-    values[~requests["ok"] | ~(tokens >= 2)] = np.nan
-    return values
-
-
-def itl(requests: Requests) -> Floats:
-    """The gaps between consecutive tokens of a request; tokens of the same event are 0 apart."""
-    gaps: Floats = np.diff(requests.token_s)[np.diff(requests.token_row) == 0]
-    return gaps
+    def known(self, requests: Requests) -> Floats:
+        """Of the requests that have it."""
+        values = self.of(requests)
+        return values[~np.isnan(values)]
 
 
 def _first(requests: Requests, since: str) -> Floats:
     values: Floats = requests["first_s"] - requests[since]
-    values[np.isnan(values) & requests["unfinished"]] = np.inf
-    return _known(values)
+    return np.where(np.isnan(values) & requests["unfinished"], np.inf, values)
+
+
+def _tpot(requests: Requests) -> Floats:
+    """(last token - first token) / (tokens - 1), of responses with two tokens or more."""
+    tokens = np.where(
+        requests["ok"] & (requests["output_tokens"] >= 2), requests["output_tokens"], np.nan
+    )
+    values: Floats = (requests["last_s"] - requests["first_s"]) / (tokens - 1)
+    return values
+
+
+def _itl(requests: Requests) -> Floats:
+    """The gaps between consecutive tokens of a request; tokens of the same event are 0 apart."""
+    gaps: Floats = np.diff(requests.token_s)[np.diff(requests.token_row) == 0]
+    return gaps
 
 
 def _end(requests: Requests, since: str) -> Floats:
@@ -135,30 +134,26 @@ def _end(requests: Requests, since: str) -> Floats:
     return np.where(np.isnan(values), np.inf, values)
 
 
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
+def _none(requests: Requests) -> Floats:
+    return np.zeros(0)
 
 
 def _whole(tokens: float) -> float:
     return 1.0
 
 
-THROUGHPUT = Figure("throughput", "tok/s", "tokens_per_s", None, paired=True, skewed=False)
+THROUGHPUT = Figure("throughput", "tok/s", "tokens_per_s", _none, paired=True, skewed=False)
 TTFT = Figure("ttft", "TTFT", "s", lambda r: _first(r, "origin_s"), paired=True, lag=_whole)
-TPOT = Figure("tpot", "TPOT", "s", tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
-ITL = Figure("itl", "ITL", "s", itl, lag=_whole)
+TPOT = Figure("tpot", "TPOT", "s", _tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
+ITL = Figure("itl", "ITL", "s", _itl, lag=_whole)
 E2E = Figure("e2e", "E2E", "s", lambda r: _end(r, "origin_s"), paired=True, lag=_whole)
-QUEUE = Figure(
-    "queue", "queue, reported by the server", "s", lambda r: _known(r["queue_s"]), in_summary=False
-)
+TTFT_SENT = Figure("ttft_sent", "TTFT from the send", "s", lambda r: _first(r, "sent_s"))
+E2E_SENT = Figure("e2e_sent", "E2E from the send", "s", lambda r: _end(r, "sent_s"))
 LATENCIES = (
-    TTFT,
-    TPOT,
-    ITL,
-    E2E,
-    Figure("ttft_sent", "TTFT from the send", "s", lambda r: _first(r, "sent_s")),
-    Figure("e2e_sent", "E2E from the send", "s", lambda r: _end(r, "sent_s")),
-    QUEUE,
-    Figure("deferred_e2e", "E2E of deferred", "s", E2E.values, in_summary=False, deferred=True),
-)
+    TTFT, TPOT, ITL, E2E, TTFT_SENT, E2E_SENT,
+    Figure(
+        "queue", "queue, reported by the server", "s", lambda r: r["queue_s"], in_summary=False
+    ),
+    Figure("deferred_e2e", "E2E of deferred", "s", E2E.of, in_summary=False, deferred=True),
+)  # fmt: skip
 PAIRED = tuple(figure for figure in (THROUGHPUT, *LATENCIES) if figure.paired)

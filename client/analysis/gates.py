@@ -14,10 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.backlog import UNDONE, Backlog, backlog, keeping_up
 from client.analysis.figures import LATENCIES
-from client.analysis.metrics import Measured
-from client.analysis.statistics import PERCENTILES, Floats, percentile, ranked
+from client.analysis.metrics import RunFigures
+from client.analysis.statistics import (
+    PERCENTILES,
+    Floats,
+    Interval,
+    mean_interval,
+    percentile,
+    ranked,
+    slope,
+)
 from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
@@ -25,6 +32,8 @@ DISTURBED = "DISTURBED"
 LAG, TOKENS = "dispatch lag", "token conservation"
 ADVICE = "end other programs on this machine, or run the client on another one"
 LAGS = 5.0  # a latency below this many lags of the client reflects the client
+UNDONE = 0.02  # of the arrivals: a server that leaves more does not keep up
+_GREW = 3.0  # requests: fewer are no queue
 UNPLACED = 0.1  # of the tokens, which TPOT may be wrong by
 SEVERITY = (VALID, SATURATED, INVALID_CLIENT, DISTURBED, FAILED)
 
@@ -52,7 +61,27 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Slopes:
+    """How a run's queue grew: requests in flight (per s), in its later half, and TTFT (s per s)."""
+
+    span_s: float
+    in_flight: Interval
+    later: Interval
+    wait: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """One run's evidence. ``slopes`` is None where the run is too short, or its load not steady."""
+
+    planned: int
+    unfinished: int
+    offered: float
+    slopes: Slopes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
     """The worst of the gates that judge the whole run, with its reasons; what is void besides.
 
     ``backlog`` is the evidence of saturation, to be judged with that of other seeds.
@@ -73,10 +102,9 @@ def void_of(voids: Sequence[Void], figure: str) -> Void | None:
     return next((void for void in voids if void.figure == figure), None)
 
 
-def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Verdict:
+def judge(run: Run, measured: RunFigures, server_tokens: int | None = None) -> RunVerdict:
     """Pass a run through every gate. ``server_tokens`` is the server's own count for the run."""
     found = backlog(run, measured)
-    keeping = keeping_up([found])
     gates = [
         _answered(run, measured),
         lag_gate([measured], ranked),
@@ -85,15 +113,15 @@ def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Ver
         _lengths(run),
         _identity(run),
         Gate("achieved / offered", f"{measured.achieved:.2f} / {measured.offered:.2f} requests/s"),
-        Gate("backlog", keeping.found, VALID if keeping.up else SATURATED),
+        keeping_up([found]),
     ]
     whole = [g for g in gates if not g.voids]
     word = max((g.verdict for g in whole), key=SEVERITY.index)
     reason = "; ".join(f"{g.name}: {g.found}" for g in whole if g.verdict == word != VALID)
-    return Verdict(word, reason, tuple(gates), found)
+    return RunVerdict(word, reason, tuple(gates), found)
 
 
-def _answered(run: Run, m: Measured) -> Gate:
+def _answered(run: Run, m: RunFigures) -> Gate:
     if run.not_begun:
         return Gate("answers", f"none of {m.planned} was sent: {run.not_begun}", FAILED)
     found = f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned}"
@@ -111,7 +139,7 @@ def _answered(run: Run, m: Measured) -> Gate:
 
 
 def lag_gate(
-    runs: Sequence[Measured], shown: Callable[[Floats, float], float | None] = percentile
+    runs: Sequence[RunFigures], shown: Callable[[Floats, float], float | None] = percentile
 ) -> Gate:
     """The figures that the client's own lateness invalidates, in one run or all runs of a load.
 
@@ -225,3 +253,70 @@ def _identity(run: Run) -> Gate:
         holds.append((o.end_s or 0.0) - times[-1])
     found = f"holds; the end came {np.mean(holds) * 1e3:.1f} ms after the last token on average"
     return Gate("E2E = TTFT + sum ITL", found)
+
+
+def backlog(run: Run, m: RunFigures) -> Backlog:
+    """The evidence of a run; cut requests of an interrupted run do not count."""
+    slopes = _slopes(run, m) if run.workload.steady and run.workload.users is None else None
+    return Backlog(m.planned, 0 if run.interrupted else m.unfinished, m.offered, slopes)
+
+
+def _slopes(run: Run, m: RunFigures) -> Slopes | None:
+    end_s = run.window_end_s
+    window = [(t, n) for t, n in run.in_flight if m.warm_up_s <= t <= end_s]
+    origin, first = m.requests["origin_s"], m.requests["first_s"]
+    begun = ~np.isnan(first) & (origin >= m.warm_up_s)
+    if len(window) < 20 or begun.sum() < 6:
+        return None
+    # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
+    window = window[:: max(1, round(len(window) / 20))]
+    times = np.array([t for t, _ in window])
+    counts = np.array([n for _, n in window], dtype=np.float64)
+    half = len(window) // 2
+    return Slopes(
+        span_s=float(times[-1] - times[0]),
+        in_flight=slope(times, counts),
+        later=slope(times[half:], counts[half:]),
+        wait=slope(origin[begun], (first - origin)[begun]),
+    )
+
+
+def keeping_up(runs: Sequence[Backlog]) -> Gate:
+    """Whether a server keeps up, judged on all runs of one load together.
+
+    Growth of a queue is noise in one short run and evidence in six, so the slopes of all runs are
+    averaged and judged once, with their common interval.
+    """
+    planned, unfinished = sum(r.planned for r in runs), sum(r.unfinished for r in runs)
+    if unfinished > UNDONE * planned:
+        found = f"{unfinished} of {planned} requests had not ended when the run was cut"
+        return Gate("backlog", found, SATURATED)
+    known = [r.slopes for r in runs if r.slopes is not None]
+    if not known:
+        return Gate("backlog", "too short for a verdict, or the load itself varies")
+    grows, later, wait = (
+        _mean([getattr(s, name) for s in known]) for name in ("in_flight", "later", "wait")
+    )
+    growth = sum(s.in_flight.value * s.span_s for s in known)
+    # Arrivals beyond the limit wait in the queue, each longer than the previous one by their share
+    # of the time between them; or they are served, more slowly, and the requests in flight grow.
+    offered = sum(r.offered for r in runs) / len(runs)
+    goes_on = (later.low or 0.0) > 0 and later.value > UNDONE * offered
+    undone = wait.value > UNDONE or goes_on
+    both = (grows.low or 0.0) > 0 and (wait.low or 0.0) > 0
+    found = f"{growth:+.1f} requests over the sends, TTFT {wait.value * 1e3:+.0f} ms/s"
+    return Gate("backlog", found, SATURATED if both and undone and growth > _GREW else VALID)
+
+
+def _mean(slopes: Sequence[Interval]) -> Interval:
+    """The mean slope; its interval is from the spread of three or more runs, else from their
+    own."""
+    n = len(slopes)
+    if n > 2:
+        return mean_interval([s.value for s in slopes])
+    value = sum(s.value for s in slopes) / n
+    halves = [s.value - s.low for s in slopes if s.low is not None]
+    if len(halves) < n:
+        return Interval(value, None, None)
+    half = math.sqrt(sum(h * h for h in halves)) / n
+    return Interval(value, value - half, value + half)

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.figures import LATENCIES, Requests, table_of, tokens_between, tpot_by_row
+from client.analysis.figures import (
+    E2E,
+    E2E_SENT,
+    LATENCIES,
+    TPOT,
+    TTFT,
+    TTFT_SENT,
+    Requests,
+    table_of,
+    tokens_between,
+)
 from client.analysis.statistics import (
     PERCENTILES,
     Floats,
@@ -29,7 +39,7 @@ _UNIT_S = {"ms": 1e-3, "s": 1.0}  # "ms" before "s", which it ends with
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunFigures:
     """One run's figures. Latencies (seconds) are of requests that arrived within the window.
 
     They are those of immediate requests; deferred ones have ``deferred_e2e`` and a deadline.
@@ -137,7 +147,9 @@ def warm_up(run: Run) -> float:
     return samples[cut][0] if cut < len(samples) and cut else 0.0
 
 
-def measure(run: Run, objectives: Objectives | None = None, cut_s: float | None = None) -> Measured:
+def measure(
+    run: Run, objectives: Objectives | None = None, cut_s: float | None = None
+) -> RunFigures:
     """Reduce a run to its figures; ``cut_s`` is its own warm-up if none is shared."""
     end_s = run.window_end_s
     cut_s = warm_up(run) if cut_s is None else cut_s
@@ -153,9 +165,9 @@ def measure(run: Run, objectives: Objectives | None = None, cut_s: float | None 
     good = good_sent = None
     if objectives is not None:
         inside = requests.where(within)
-        good = int(meets(inside, objectives, "origin_s").sum())
-        good_sent = int(meets(inside, objectives, "sent_s").sum())
-    return Measured(
+        good = int(meets(inside, objectives).sum())
+        good_sent = int(meets(inside, objectives, sent=True).sum())
+    return RunFigures(
         requests=requests,
         planned=len(run.workload.requests),
         ok=int(ok.sum()),
@@ -168,7 +180,7 @@ def measure(run: Run, objectives: Objectives | None = None, cut_s: float | None 
         achieved=int(ended.sum()) / window_s,
         throughput=tokens_between(requests, cut_s, end_s) / window_s,
         output_tokens=int(np.nansum(requests["output_tokens"])),
-        latencies={f.key: f.values(kinds[f.deferred]) for f in LATENCIES if f.values},
+        latencies={f.key: f.known(kinds[f.deferred]) for f in LATENCIES},
         lag=late[~np.isnan(late)],
         goodput=None if good is None else good / window_s,
         attained=None if good is None or not arrived else good / arrived,
@@ -178,23 +190,23 @@ def measure(run: Run, objectives: Objectives | None = None, cut_s: float | None 
     )
 
 
-def meets(requests: Requests, objectives: Objectives, since: str) -> npt.NDArray[np.bool_]:
+def meets(
+    requests: Requests, objectives: Objectives, *, sent: bool = False
+) -> npt.NDArray[np.bool_]:
     """Which requests are good; failed and unfinished ones never are.
 
-    Latencies start at the time in the column ``since``. Objectives apply to immediate requests;
-    deferred ones only have their deadline.
+    Latencies start at the intended time, or when they were ``sent``. Objectives apply to immediate
+    requests; deferred ones only have their deadline.
     """
-    first = requests["first_s"] - requests[since]
+    ttft, e2e = (TTFT_SENT, E2E_SENT) if sent else (TTFT, E2E)
     good = requests["ok"] & ~np.isnan(requests["end_s"])
-    for values, limit in (
-        (first, objectives.ttft_s),
-        (tpot_by_row(requests), objectives.tpot_s),
-        (requests["end_s"] - requests[since], objectives.e2e_s),
-    ):
+    for figure, limit in (
+        (ttft, objectives.ttft_s), (TPOT, objectives.tpot_s), (e2e, objectives.e2e_s),
+    ):  # fmt: skip
         if limit is not None:
-            good &= ~(values > limit)  # what has no TPOT, such as one token, does not miss it
+            good &= ~(figure.of(requests) > limit)  # one token has no TPOT, and does not miss it
     if objectives.ttft_s is not None:
-        good &= ~np.isnan(first)
+        good &= ~np.isnan(requests["first_s"])
     return np.where(requests["deferred"], in_time(requests), good)
 
 

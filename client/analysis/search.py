@@ -9,9 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.analysis.backlog import Backlog, keeping_up
-from client.analysis.gates import VALID
-from client.analysis.metrics import Measured
+from client.analysis.gates import VALID, Backlog, keeping_up
+from client.analysis.metrics import RunFigures
 from client.analysis.statistics import (
     Interval,
     excludes,
@@ -48,14 +47,14 @@ class Evidence:
         return not self.keeps_up or (sure and self.agrees(share))
 
 
-def evidence(played: Sequence[tuple[Measured, Backlog]]) -> Evidence:
+def evidence(played: Sequence[tuple[RunFigures, Backlog]]) -> Evidence:
     """All runs of one rate together."""
     runs = [m for m, _ in played]
     return Evidence(
         asked=max(sum(m.arrived for m in runs), 1),
         good=sum((m.attained or 0.0) * m.arrived for m in runs),
         good_sent=sum((m.attained_sent or 0.0) * m.arrived for m in runs),
-        keeps_up=keeping_up([backlog for _, backlog in played]).up,
+        keeps_up=keeping_up([backlog for _, backlog in played]).verdict == VALID,
     )
 
 

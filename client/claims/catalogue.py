@@ -18,9 +18,9 @@ ROWS = 8  # of an iteration: few, so that a queue forms under a load that one cl
 @dataclass(frozen=True, slots=True)
 class Claim:
     """``metric`` is a key of `figures.METRICS`, ``paper`` the authors' value of policy / baseline
-    in it, None where theirs is another. ``less``: the policy is said to make it smaller.
-    ``picture`` is a key of `pictures.PICTURES`; ``also`` are further policies that it shows, and
-    ``drawn`` its traffic, if that is another. ``options`` are the servers'."""
+    in it, None where theirs is another. ``picture`` is a key of `pictures.PICTURES`; ``also`` are
+    further policies that it shows, and ``drawn`` its traffic, if that is another. ``options`` are
+    the servers'."""
 
     policy: str
     baseline: str
@@ -30,7 +30,6 @@ class Claim:
     traffic: Traffic
     calm: Traffic
     picture: str
-    less: bool = True
     paper: float | None = None
     also: tuple[str, ...] = ()
     drawn: Traffic | None = None
@@ -115,7 +114,7 @@ CLAIMS = {
         Claim(
             "dlpm", "vtc", "Cao et al., arXiv 2501.14312",
             "up to 2.87 times the throughput of VTC, with nearly its fairness",
-            "throughput", *_DOCUMENTS, "progress", less=False, paper=2.87,
+            "throughput", *_DOCUMENTS, "progress", paper=2.87,
             options=("--kv-memory", "4096tokens"), prefix_caching=True,
         ),
         Claim(

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure, table_of, tpot_by_row
+from client.analysis.figures import E2E, ITL, TPOT, TTFT, Figure, table_of
 from client.analysis.statistics import Floats, jain
 from client.load.records import Run
+from client.report.html.page import seconds
 
 PROMPT_TOKEN, GENERATED_TOKEN = 1.0, 2.0  # of service, as in VTC
 TARGETS = {"ttft_target_s", "tpot_target_s", "deadline_s"}
@@ -27,13 +28,14 @@ _MOMENTS = 400
 @dataclass(frozen=True, slots=True)
 class Metric:
     """``rank``: of the percentile; None for the mean. ``less``: smaller is better. ``share``: the
-    mean is one, and values are 1 for what it counts."""
+    mean is one, and values are 1 for what it counts. ``text`` writes a value."""
 
     name: str
     values: Callable[[Run], Floats]
     rank: float | None = None
     less: bool = True
     share: bool = False
+    text: Callable[[float], str] = seconds
 
 
 def told(run: Run, name: str, other: object = np.inf) -> npt.NDArray[Any]:
@@ -42,11 +44,10 @@ def told(run: Run, name: str, other: object = np.inf) -> npt.NDArray[Any]:
     return np.array([asked[o.index].signals.get(name, other) for o in run.outcomes])
 
 
-def waited_s(run: Run, until: str = "end_s") -> Floats:
-    """From the intended time of each request; infinite if it never came."""
-    rows = table_of(run.outcomes)
-    waited: Floats = np.nan_to_num(rows[until] - rows["origin_s"], nan=np.inf)
-    return waited
+def waited_s(run: Run, figure: Figure = E2E) -> Floats:
+    """A latency of each request; infinite if it never came."""
+    waited = figure.of(table_of(run.outcomes))
+    return np.where(np.isnan(waited), np.inf, waited)
 
 
 def tokens(run: Run) -> Floats:
@@ -83,9 +84,9 @@ def program_per_token_s(run: Run) -> Floats:
 
 def in_time(run: Run) -> npt.NDArray[np.bool_]:
     """Which met every target that their clients gave."""
-    rows = table_of(run.outcomes)
-    met = rows["ok"] & (waited_s(run, "first_s") <= told(run, "ttft_target_s"))
-    met &= np.nan_to_num(tpot_by_row(rows)) <= told(run, "tpot_target_s")
+    ok = np.array([o.ok for o in run.outcomes])
+    met = ok & (waited_s(run, TTFT) <= told(run, "ttft_target_s"))
+    met &= ~(TPOT.of(table_of(run.outcomes)) > told(run, "tpot_target_s"))
     return np.asarray(met & (waited_s(run) <= told(run, "deadline_s")))
 
 
@@ -138,11 +139,7 @@ def _jain(run: Run) -> Floats:
 
 
 def _of(figure: Figure) -> Callable[[Run], Floats]:
-    def values(run: Run) -> Floats:
-        assert figure.values is not None
-        return figure.values(table_of(run.outcomes))
-
-    return values
+    return lambda run: figure.known(table_of(run.outcomes))
 
 
 def _missed(run: Run) -> Floats:
@@ -174,16 +171,19 @@ METRICS = {
         "mean latency per token", lambda run: waited_s(run) / tokens(run)
     ),
     "urgent_ttft_mean": Metric(
-        "mean TTFT of urgent requests", lambda run: waited_s(run, "first_s")[urgent(run)]
+        "mean TTFT of urgent requests", lambda run: waited_s(run, TTFT)[urgent(run)]
     ),
-    "service_gap": Metric("largest service gap", _service_gap),
-    "jain": Metric("Jain index of users' service", _jain, less=False),
-    "missed": Metric("share of missed objectives", _missed, share=True),
-    "goodput": Metric("goodput", _goodput, less=False),
+    "service_gap": Metric("largest service gap", _service_gap, text="{:,.0f}".format),
+    "jain": Metric("Jain index of users' service", _jain, less=False, text="{:.2f}".format),
+    "missed": Metric("share of missed objectives", _missed, share=True, text="{:.2f}".format),
+    "goodput": Metric("goodput", _goodput, less=False, text="{:.3g}/s".format),
     "program_per_token_mean": Metric("mean latency per token of a program", program_per_token_s),
-    "completed": Metric("programs completed", _completed, less=False),
+    "completed": Metric("programs completed", _completed, less=False, text="{:.3g}".format),
     "throughput": Metric(
-        "throughput", lambda run: np.array([len(run.outcomes) / _last_s(run)]), less=False
+        "throughput",
+        lambda run: np.array([len(run.outcomes) / _last_s(run)]),
+        less=False,
+        text="{:.3g}/s".format,
     ),
 }
 LATENCIES = tuple(f"{name}_p{rank}" for name in ("ttft", "tpot", "itl", "e2e") for rank in (50, 99))

@@ -8,20 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from client.analysis.figures import TTFT
 from client.analysis.statistics import Floats
-from client.claims.figures import (
-    METRICS,
-    ends_s,
-    service,
-    urgent,
-    users,
-    waited_s,
-)
+from client.claims.figures import METRICS, ends_s, service, urgent, users, waited_s
 from client.claims.play import BASELINE, CONTROL, POLICY, Job, Played
-from client.load.records import Outcome, Run
-from client.report.html.chart import WIDTH, Axis, Bar, Chart, Line, Mark, draw
+from client.load.records import Run
+from client.report.html.chart import WIDTH, Axis, Bar, Chart, Mark, Polyline, draw
 from client.report.html.page import seconds
-from client.report.pictures.comparison import latency_by_tokens
+from client.report.pictures.requests import Asked, by_tokens
 
 COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
 FURTHER, OTHER_USER = "#d1603d", "#e8833a"
@@ -86,7 +80,7 @@ def _stalls(played: Played) -> list[Chart]:
         waits.append(f"{name} {seconds(gap_s)}")
     low = -0.2 * end_s
     kept = [b for b in bars if low <= b.x0 <= end_s]
-    lines = [Line([(end_s, row)], _colour(side), name) for row, side, name in labels]
+    lines = [Polyline([(end_s, row)], _colour(side), name) for row, side, name in labels]
     return [
         Chart(
             title="One running request while a 900-token prompt arrives",
@@ -114,7 +108,9 @@ def _service(played: Played) -> list[Chart]:
             at, total = service(run, user)
             kept = at <= end_s
             most = max(most, float(total[kept][-1]) if kept.any() else 0.0)
-            lines.append(Line(_thinned(at[kept], total[kept]), colour, f"user {user}", steps=True))
+            lines.append(
+                Polyline(_thinned(at[kept], total[kept]), colour, f"user {user}", steps=True)
+            )
         panels.append((side, end_s, lines))
     return [
         Chart(
@@ -132,7 +128,7 @@ def _progress(played: Played) -> list[Chart]:
     lines = []
     for side, name in _sides(played).items():
         ends = np.sort(ends_s(_all(played, side)[0]))
-        lines.append(Line(_thinned(ends, np.arange(1.0, ends.size + 1)), _colour(side), name))
+        lines.append(Polyline(_thinned(ends, np.arange(1.0, ends.size + 1)), _colour(side), name))
     return [_chart("Requests that ended, over time", "seconds", "requests", lines)]
 
 
@@ -142,19 +138,15 @@ def _progress(played: Played) -> list[Chart]:
 def _starvation(played: Played) -> list[Chart]:
     """A panel a policy: when each request came, and how long it waited for its first token."""
     runs = {side: played.runs[Job("drawn", 0, side)] for side in _sides(played)}
-    most = max(float(waited_s(run, "first_s").max()) for run in runs.values())
+    most = max(float(waited_s(run, TTFT).max()) for run in runs.values())
     panels = []
     for side, run in runs.items():
-        name, first_s = _sides(played)[side], waited_s(run, "first_s")
+        name, first_s = _sides(played)[side], waited_s(run, TTFT)
         marks = []
         for o, waited in zip(run.outcomes, first_s.tolist(), strict=True):
             asked = run.workload.requests[o.index].output_tokens
             long = asked >= LONG_TOKENS
-            colour, tip = (
-                (FURTHER if long else COLOURS[POLICY]),
-                f"{asked} tokens: {seconds(waited)}",
-            )
-            tip = f"{asked} tokens: {seconds(waited)}"
+            colour, tip = FURTHER if long else COLOURS[POLICY], f"{asked} tokens: {seconds(waited)}"
             marks.append(Mark(o.origin_s, waited, colour, tip, small=not long))
         mean = seconds(float(np.mean(first_s)))
         panels.append(
@@ -171,11 +163,11 @@ def _starvation(played: Played) -> list[Chart]:
 
 
 def _by_length(played: Played) -> list[Chart]:
-    groups: list[tuple[str, str, Sequence[tuple[int, Outcome]]]] = [
-        (name, _colour(side), [(0, o) for run in _all(played, side) for o in run.outcomes])
+    groups = [
+        Asked(name, _colour(side), [(0, o) for run in _all(played, side) for o in run.outcomes])
         for side, name in _sides(played).items()
     ]
-    chart = latency_by_tokens("Latency by length of the response", groups)
+    chart = by_tokens("Latency by length of the response", groups)
     return [replace(chart, x=Axis("requested tokens", log=True))]  # most ask for few
 
 
@@ -188,7 +180,7 @@ def _shares(title: str, unit: str, of: Callable[[Run], Iterable[float]]) -> Pane
             waited = np.array([value for run in _all(played, side) for value in of(run)])
             ordered = np.sort(waited[waited > 0])
             share = np.arange(1.0, ordered.size + 1) / max(ordered.size, 1)
-            lines.append(Line(_thinned(ordered, share), _colour(side), name))
+            lines.append(Polyline(_thinned(ordered, share), _colour(side), name))
         return _chart(title, unit, "share of the requests", lines, log=True)
 
     return panel
@@ -210,7 +202,7 @@ def _goodput(played: Played) -> list[Chart]:
             (load, float(np.mean([goodput(run) for run in runs])))
             for load, runs in sorted(points.items())
         ]
-        lines.append(Line(curve, _colour(side), name))
+        lines.append(Polyline(curve, _colour(side), name))
     title = "Responses that met their objectives"
     return [_chart(title, "offered load (1 = what the server can serve)", "a second", lines)]
 
@@ -218,7 +210,7 @@ def _goodput(played: Played) -> list[Chart]:
 # --- helpers -------------------------------------------------------------------------------------
 
 
-def _chart(title: str, x: str, y: str, lines: Sequence[Line], *, log: bool = False) -> Chart:
+def _chart(title: str, x: str, y: str, lines: Sequence[Polyline], *, log: bool = False) -> Chart:
     names = " and ".join(line.label for line in lines)
     axis = Axis(x, log=True, text=seconds) if log else Axis(x)
     return Chart(title, f"{title}: {names}.", axis, Axis(y, low=0.0), lines=lines)
@@ -243,7 +235,7 @@ PICTURES: dict[str, Callable[[Played], list[Chart]]] = {
     "goodput": _goodput,
     "urgent": _panels(
         _shares("Urgent requests", _FIRST, METRICS["urgent_ttft_mean"].values),
-        _shares("The others", _FIRST, lambda run: waited_s(run, "first_s")[~urgent(run)]),
+        _shares("The others", _FIRST, lambda run: waited_s(run, TTFT)[~urgent(run)]),
     ),
     "programs": _panels(
         _shares(

@@ -16,11 +16,10 @@ from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
 from client.claims.verdict import Block, counted, find, trust, trusted
 from client.load.records import Run
-from client.report.html.page import Row, Table, seconds
+from client.report.html.page import Table
 from client.report.tables import ratio_text
 
 PARTS = ("traffic", "calm")
-_UNITS = {"goodput": "/s", "throughput": "/s"}
 
 
 def conclude(played: Played) -> dict[str, Any]:
@@ -132,23 +131,12 @@ def ratio(part: dict[str, Any]) -> str:
 
 def figures(found: dict[str, Any]) -> Table:
     """Every figure of the traffic; the first decides."""
-    rows: list[Row] = []
+    rows = []
     for key, figure in found["traffic"]["figures"].items():
-        cells = (_shown_value(key, figure[side]) for side in (POLICY, BASELINE))
-        rows.append(Row((METRICS[key].name, *cells, ratio(figure)), first=len(rows) == 1))
-    return Table(("", found["policy"], found["baseline"], "ratio"), rows)
-
-
-def _shown_value(key: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if key in ("jain", "missed"):
-        return f"{value:.2f}"
-    if key == "service_gap":
-        return f"{value:,.0f}"
-    if key in ("completed", "goodput", "throughput"):
-        return f"{value:.3g}{_UNITS.get(key, '')}"
-    return seconds(value)
+        values = (figure[side] for side in (POLICY, BASELINE))
+        cells = ("-" if value is None else METRICS[key].text(value) for value in values)
+        rows.append((METRICS[key].name, *cells, ratio(figure)))
+    return Table(("", found["policy"], found["baseline"], "ratio"), rows, ruled=(1,))
 
 
 def summary(found: Sequence[dict[str, Any]]) -> Table:
@@ -158,11 +146,9 @@ def summary(found: Sequence[dict[str, Any]]) -> Table:
         traffic, calm = (one[part] for part in PARTS)
         paper = "-" if one["paper"] is None else f"{one['paper']:.2g}"
         rows.append(
-            Row(
-                (
-                    one["policy"], one["model"], one["metric"], paper, ratio(traffic),
-                    smallest(one, "traffic"), traffic["verdict"], ratio(calm), calm["verdict"],
-                )
+            (
+                one["policy"], one["model"], one["metric"], paper, ratio(traffic),
+                smallest(one, "traffic"), traffic["verdict"], ratio(calm), calm["verdict"],
             )
         )  # fmt: skip
     head = (

@@ -26,7 +26,7 @@ from client.load.machine import commit, machine
 from client.load.servers.processes import ServerError
 from client.load.servers.system import System
 from client.options.compare import SEEDS, CompareOptions
-from client.report.html.page import Row, Table, seconds
+from client.report.html.page import Table, groups, seconds
 from client.report.tables import ratio_text
 from client.report.words import factor
 from client.workloads.recipe import Recipe, make
@@ -102,15 +102,15 @@ def _turn(
 def as_text(found: Sequence[Shape]) -> str:
     """The table, and what it shows about the claim."""
     rows = [
-        Row(
-            (f"{s.rate:g}", s.name, seconds(s.mean_s), seconds(s.p90_s), f"{s.tokens_per_s:.0f}",
-             ratio_text(s.ratio)),
-            first=s.name == "uniform",
+        (
+            f"{s.rate:g}", s.name, seconds(s.mean_s), seconds(s.p90_s), f"{s.tokens_per_s:.0f}",
+            ratio_text(s.ratio),
         )
         for s in found
     ]  # fmt: skip
     head = ("rate / limit", "arrivals", "TTFT mean", "TTFT p90", "tok/s", "mean TTFT / uniform")
-    return "\n\n".join([Table(head, rows, left=2).as_text(), "\n".join(findings(found))])
+    table = Table(head, rows, left=2, ruled=groups(rows))
+    return "\n\n".join([table.as_text(), "\n".join(findings(found))])
 
 
 def findings(found: Sequence[Shape]) -> list[str]:

@@ -19,7 +19,8 @@ from client.load.servers.stats import settled_stats
 from client.load.servers.system import System
 from client.load.vocabulary import served_words
 from client.load.workers import Crew
-from client.workloads.recipe import Recipe, lengths_are_chosen, make
+from client.workloads.prompts import lengths_are_chosen
+from client.workloads.recipe import Recipe, make
 from client.workloads.words import Words
 from client.workloads.workload_file import Workload
 

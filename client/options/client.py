@@ -6,9 +6,9 @@ import argparse
 from dataclasses import replace
 
 from client.load.play import SILENCE_S
-from client.options.rules import declare, refuse_given
-from client.options.shape import add_shape_options, completed, recipe_from
-from client.workloads.recipe import Recipe, lengths_are_chosen, make
+from client.options.rules import add_shape_options, completed, declare, recipe_from, refuse_given
+from client.workloads.prompts import lengths_are_chosen
+from client.workloads.recipe import Recipe, make
 from client.workloads.words import Words
 from client.workloads.workload_file import Workload, read_workload, until
 

@@ -13,8 +13,14 @@ from client.analysis.metrics import Objectives, parse_objectives
 from client.load.http.target import parse_target
 from client.load.machine import ROOT
 from client.load.servers.system import COMPARED, MODES, NO_WAIT, System, server_command
-from client.options.rules import check, declare, require_rate
-from client.options.shape import add_common_options, add_shape_options, recipe_from
+from client.options.rules import (
+    add_common_options,
+    add_shape_options,
+    check,
+    declare,
+    recipe_from,
+    require_rate,
+)
 from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
 

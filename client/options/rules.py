@@ -11,11 +11,12 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from client.workloads.recipe import Recipe, has_rate, lengths_are_chosen
+from client.workloads.prompts import lengths_are_chosen
+from client.workloads.recipe import Recipe, has_rate
 from client.workloads.spec import SpecError
 
 DEFAULTS = Recipe()
@@ -44,10 +45,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "SECONDS": _number(float, "seconds > 0", lambda seconds: 0 < seconds < math.inf),
     "DELAY": _number(float, "seconds >= 0", lambda seconds: 0 <= seconds < math.inf),
 }
-SHAPE_OPTIONS = (
-    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
-    "--deadline-s",
-)  # fmt: skip
+SHAPE = [field for field in fields(Recipe) if "help" in field.metadata]  # what is sent
+SHAPE_OPTIONS = [f"--{field.name.replace('_', '-')}" for field in SHAPE]
 _SAMPLES = (
     "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
     *SHAPE_OPTIONS,
@@ -84,6 +83,57 @@ def declare(parser: argparse.ArgumentParser, text: str, title: str = "", **defau
             about["choices"] = name.split("|")
         group.add_argument(flag, **about)
     parser.set_defaults(**defaults)
+
+
+_COMMON = """
+--model TEXT: of the servers that are started, as for server.sh (embedded)
+--calibrate-s SECONDS: seconds to measure one request at a time (%(default)s)
+--seed WHOLE: first workload seed (%(default)s)
+--slo TEXT: objectives: ttft:500ms,tpot:50ms,e2e:10s
+--slo-multiple FACTOR: instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)
+--share SHARE: share of the requests that must meet the objectives (%(default)s)
+--start-s SECONDS: seconds that a server may take to start (600)
+--json: print all figures as JSON
+"""
+
+
+def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
+    """The options that say what is sent; how much and how fast differs from command to command.
+
+    Those that are not given are None, so that `check` can find those without effect.
+    """
+    group = parser.add_argument_group("what is sent")
+    for flag, field in zip(SHAPE_OPTIONS, SHAPE, strict=True):
+        default = getattr(defaults, field.name)
+        kind = "TEXT" if isinstance(default, str) else "NUMBER"
+        told = f"{field.metadata['help']} ({'none' if default is None else default})"
+        group.add_argument(flag, type=KINDS[kind], metavar=kind, help=told)
+
+
+def add_common_options(parser: argparse.ArgumentParser, *, calibrate_s: float) -> None:
+    """Those of the commands that start servers and calibrate."""
+    declare(parser, _COMMON, calibrate_s=calibrate_s, seed=0, share=0.9)
+    parser.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
+
+
+def recipe_from(
+    args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
+) -> Recipe:
+    """The recipe that checked options ask for."""
+    given = (*(field.name for field in SHAPE), "seed")
+    return replace(
+        defaults,
+        requests=requests,
+        rate=rate,
+        **{name: value for name in given if (value := getattr(args, name)) is not None},
+    )
+
+
+def completed(recipe: Recipe) -> Recipe:
+    """With 100 requests, one a second, where nothing was said; a trace keeps its own of both."""
+    if recipe.arrivals.startswith("trace:"):
+        return recipe
+    return replace(recipe, requests=recipe.requests or 100, rate=recipe.rate or 1.0)
 
 
 def given(*names: str) -> Callable[[Options], bool]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.headline import Prediction, headline, length_variance_gain
+from client.analysis.comparison.headline import PredictedGain, headline, length_variance_gain
 from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
 from client.analysis.comparison.scalars import SCALARS
 from client.analysis.comparison.summary import Point, measured_together, points
@@ -38,7 +38,7 @@ class Comparison:
     losses: tuple[Loss, ...]
     calibration: Calibration | None
     found: Headline | None
-    predicted: Prediction | None
+    predicted: PredictedGain | None
     manifest: dict[str, Any]
     rows: Rows
 
@@ -93,7 +93,10 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     write_requests(
         ((r.job.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
     )
-    _write_summary(rows, folder / "summary.csv")
+    with (folder / "summary.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
     (folder / "manifest.json").write_text(json.dumps(c.manifest, indent=1) + "\n")
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
     return figures
@@ -132,13 +135,6 @@ def _row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
     row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
     row["notes"] = "; ".join(notes)
     return row
-
-
-def _write_summary(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _round(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.headline import Prediction
+from client.analysis.comparison.headline import PredictedGain
 from client.analysis.comparison.results import Calibration, Result
 from client.analysis.comparison.summary import final, names_of
 from client.analysis.figures import E2E, TTFT
@@ -19,7 +19,7 @@ from client.analysis.metrics import FRONT
 from client.load.servers.stats import described
 from client.report.comparison import Comparison
 from client.report.html.chart import Chart
-from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, write_page
+from client.report.html.page import Fold, Lead, Section, Selector, Table, write_page
 from client.report.pictures import comparison as pictures
 from client.report.pictures.gantt import gantt
 from client.report.tables import (
@@ -51,7 +51,13 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
     write_page(
         path,
         f"Batching compared: {manifest['model']}",
-        Lead(_sentences(c), _server_table(c), _by_tokens(c), [*_late(c), _configuration(manifest)]),
+        Lead(
+            _sentences(c),
+            _server_table(c) if c.points else None,
+            _over_loads(c, lambda load: [pictures.by_tokens(c.points, c.results, load)])
+            if c.points else None,
+            [*_late(c), _configuration(manifest)],
+        ),
         [*(loss.headline for loss in c.losses), *manifest["warnings"], *_doubtful(c)],
         [
             *([Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in c.losses])]
@@ -86,9 +92,7 @@ def _controls(c: Comparison) -> list[str]:
     return [] if c.found is None else [control_text(pair) for pair in c.found.controls]
 
 
-def _server_table(c: Comparison) -> Table | None:
-    if not c.points:
-        return None
+def _server_table(c: Comparison) -> Table:
     load = pictures.telling_load(c.points)
     runs = [r for r in final(c.results) if r.job.load == load and r.server]
     columns = [
@@ -98,12 +102,6 @@ def _server_table(c: Comparison) -> Table | None:
     return server_table(
         [(name, stats) for name, stats in columns if stats], f"/stats at load {load:g}"
     )
-
-
-def _by_tokens(c: Comparison) -> Selector | None:
-    return None if not c.points else _over_loads(
-        c, lambda load: [pictures.by_tokens(c.points, c.results, load)]
-    )  # fmt: skip
 
 
 def _over_loads(c: Comparison, charts: Any) -> Selector:
@@ -149,7 +147,7 @@ def _loads(c: Comparison) -> list[Section]:
     over_time = _over_loads(c, lambda load: pictures.over_time(at, results, load))
     made.append(Section("One run over time", selector=over_time, folded=True))
     if voids := _voids(c):
-        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, v.remedy)) for p, v in voids]
+        rows = [(f"{p.load:g}", p.system, v.figure, v.reason, v.remedy) for p, v in voids]
         head = ("load", "system", "figure", "why it is void", "remedy")
         made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
     return made
@@ -186,7 +184,7 @@ def _capacity_line(c: Calibration) -> str:
     )
 
 
-def _predicted(predicted: Prediction | None) -> list[str]:
+def _predicted(predicted: PredictedGain | None) -> list[str]:
     if predicted is None:
         return []
     found = ratio_text(predicted.measured) if predicted.measured else "nothing usable"

@@ -12,7 +12,7 @@ from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
 from client.load.servers.stats import described
 from client.load.servers.system import System
-from client.report.html.page import Row, Table
+from client.report.html.page import Table
 from client.report.words import contained, objectives_text
 from client.workloads.recipe import Recipe, used
 
@@ -58,8 +58,8 @@ class Findings:
         if self.probes:
             head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
             rows = [
-                Row((str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-                     "passed" if p.passed else "failed", p.verdict, str(p.plays)))
+                (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
+                 "passed" if p.passed else "failed", p.verdict, str(p.plays))
                 for p in self.probes
             ]  # fmt: skip
             lines += ["", Table(head, rows, left=0).as_text(), ""]

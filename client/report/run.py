@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 
 from client.analysis.figures import LATENCIES, Figure
-from client.analysis.gates import SATURATED, VALID, Verdict, judge, void_of
-from client.analysis.metrics import Measured, Objectives, measure
+from client.analysis.gates import SATURATED, VALID, RunVerdict, judge, void_of
+from client.analysis.metrics import Objectives, RunFigures, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
 from client.load.servers.stats import described, note_of
-from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
-from client.report.pictures.comparison import latency_by_tokens
-from client.report.pictures.run import END_COLOUR, arrivals_and_load, latencies
+from client.report.html.page import Fold, Lead, Section, Selector, Table, seconds, write_page
+from client.report.pictures.requests import (
+    END_COLOUR,
+    Asked,
+    arrivals_and_load,
+    by_tokens,
+    first_and_end,
+)
 from client.report.tables import VOID, bounded, server_table
 from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
@@ -39,8 +44,8 @@ class OneRun:
     """
 
     run: Run
-    measured: Measured
-    verdict: Verdict
+    measured: RunFigures
+    verdict: RunVerdict
     objectives: Objectives | None
     warm_up_s: float | None
     server: dict[str, Any] | None
@@ -64,7 +69,7 @@ def _server_line(stats: dict[str, Any] | None) -> str | None:
     table = server_table([("", [stats or {}])], "")
     wanted = ("output tokens per busy second", "latency per token, mean",
               "rows in an iteration, mean", "output tokens")  # fmt: skip
-    facts = [" ".join(row.cells) for row in table.rows if row.cells[0] in wanted]
+    facts = [" ".join(row) for row in table.rows if row[0] in wanted]
     return "/stats: " + "; ".join(facts) if facts else None
 
 
@@ -149,12 +154,11 @@ def write_run_page(path: Path, one: OneRun) -> None:
     run, stats = one.run, one.server
     sharing = one.environment.get("sharing", "")  # an earlier version kept none
     table = server_table([(run.target, [stats or {}])], "/stats after the run")
-    by_size = latency_by_tokens(
-        "Latency by requested tokens", [(run.target, END_COLOUR, [(0, o) for o in run.outcomes])]
-    )
+    asked = Asked(run.target, END_COLOUR, [(0, o) for o in run.outcomes])
+    by_size = by_tokens("Latency by requested tokens", [asked])
     gates = Table(
         ("gate", "verdict", "found"),
-        [Row((g.name, g.verdict, g.found)) for g in one.verdict.gates],
+        [(g.name, g.verdict, g.found) for g in one.verdict.gates],
         left=3,
     )
     folds = [
@@ -180,7 +184,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
         [
             Section(
                 "The load, and the latency it caused",
-                charts=[arrivals_and_load(run), latencies(run)],
+                charts=[arrivals_and_load(run), first_and_end(run)],
             ),
             Section("Latency", _lines(one), _latency_table(one, LATENCIES)),
             Section("Gates", table=gates, folded=True),
@@ -230,7 +234,7 @@ def _latency_table(
         if n := one.measured.latencies[figure.key].size:
             found = one.measured.intervals(figure.key)
             cells = [bounded(found[p]) + _mark(one, f"{figure.key}_{p}") for p in ranks]
-            rows.append(Row((figure.name, *cells, str(n))))
+            rows.append((figure.name, *cells, str(n)))
     return Table(("from the intended time", *ranks, "n"), rows)
 
 

@@ -18,7 +18,7 @@ from client.analysis.comparison.summary import TAIL, Point
 from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
 from client.analysis.statistics import Interval
-from client.report.html.page import Row, Table, seconds
+from client.report.html.page import Table, groups, seconds
 from client.report.pictures.comparison import tail_of
 from client.report.words import number
 
@@ -79,21 +79,20 @@ _JAIN = Column("Jain", "", lambda p: "-" if p.fairness is None else f"{p.fairnes
 
 def _by_load(points: Sequence[Point], losses: Sequence[Loss], columns: Sequence[Column]) -> Table:
     head = ("load", "system", *(column.title for column in columns), "verdict")
-    rows = []
+    rows: list[Sequence[str]] = []
     for load in sorted({p.load for p in points}):
         here = [p for p in points if p.load == load]
         measured = {p.system for p in here}
-        cells = [
+        rows += [
             (f"{load:g}", p.system, *(_cell(p, column) for column in columns), p.verdict)
             for p in here
         ]
-        cells += [
+        rows += [
             (f"{load:g}", loss.system, *["-"] * len(columns), FAILED)
             for loss in losses
             if loss.system not in measured
         ]
-        rows += [Row(line, first=number == 0) for number, line in enumerate(cells)]
-    return Table(head, rows, left=2)
+    return Table(head, rows, left=2, ruled=groups(rows))
 
 
 def _cell(p: Point, column: Column) -> str:
@@ -109,11 +108,9 @@ def limit_table(found: Headline) -> Table:
     over = [x.system for x in found.limits[:-1]]
     ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
     rows = [
-        Row(
-            (
-                x.system, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
-                f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.system, o))) for o in over),
-            )
+        (
+            x.system, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
+            f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.system, o))) for o in over),
         )
         for x in found.limits
     ]  # fmt: skip
@@ -124,7 +121,6 @@ def limit_table(found: Headline) -> Table:
 def pair_table(found: Headline) -> Table:
     """Every two systems that both keep up, and each control against itself."""
     rows = []
-    before: float | None = None
     latencies = PAIRED[1:]
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
              *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
@@ -135,11 +131,10 @@ def pair_table(found: Headline) -> Table:
             for found in (p.ratios[figure.key], p.tails.get(f"{figure.key}_p{TAIL}"))
         ]
         cells = map(ratio_text, (*ratios, p.ratios[THROUGHPUT.key]))
-        rows.append(Row((f"{p.load:g}", name, *cells), first=p.load != before))
-        before = p.load
+        rows.append((f"{p.load:g}", name, *cells))
     titles = (f"{figure.name} p{rank}" for figure in latencies for rank in (50, TAIL))
     head = ("load", "ratio", *titles, f"{THROUGHPUT.name} of a saturated control")
-    return Table(head, rows, left=2)
+    return Table(head, rows, left=2, ruled=groups(rows))
 
 
 def control_text(control: Pair) -> str:
@@ -152,16 +147,12 @@ def control_text(control: Pair) -> str:
 def fairness_table(points: Sequence[Point]) -> Table:
     """Mean slowdown by output length, as far as there are enough answers of each size."""
     rows = []
-    before: float | None = None
     for p in points:
-        if p.fairness is None or not p.usable:
-            continue
-        cells = [f"{b.mean:.2f} ({b.low}..{b.high} tokens)" for b in p.fairness.buckets]
-        line = (f"{p.load:g}", p.system, f"{p.fairness.jain:.2f}", *cells)
-        rows.append(Row(line, first=p.load != before))
-        before = p.load
+        if p.fairness is not None and p.usable:
+            cells = [f"{b.mean:.2f} ({b.low}..{b.high} tokens)" for b in p.fairness.buckets]
+            rows.append((f"{p.load:g}", p.system, f"{p.fairness.jain:.2f}", *cells))
     fifths = ("shortest fifth", "second", "third", "fourth", "longest fifth")
-    return Table(("load", "system", "Jain", *fifths), rows, left=2)
+    return Table(("load", "system", "Jain", *fifths), rows, left=2, ruled=groups(rows))
 
 
 def ratio_text(interval: Interval | None) -> str:
@@ -189,7 +180,7 @@ def server_table(columns: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], cap
     for title, path, text in _ROWS:
         found = [_mean([stated(stats, *path) for stats in runs]) for _, runs in columns]
         if any(value is not None for value in found):
-            rows.append(Row((title, *("-" if v is None else text(v) for v in found))))
+            rows.append((title, *("-" if v is None else text(v) for v in found)))
     head = ("the server's own figures", *(name for name, _ in columns))
     return Table(head, rows, caption=caption)
 

@@ -9,38 +9,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from client.workloads.plan import LoadPlan
-from client.workloads.spec import build
+from client.workloads.spec import allowed, build
 
 Times = npt.NDArray[np.float64]
 
 
 class ArrivalProcess(Protocol):
-    """A shape of load. ``steady``: whether a warm-up may be cut from a run of it."""
-
-    steady: ClassVar[bool]
+    """A shape of load."""
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         """n sorted arrival times in units of the mean gap."""
         ...
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a number > 0, not {value}")
-
-
 @dataclass(frozen=True, slots=True)
 class Constant:
     """Evenly spaced."""
-
-    steady: ClassVar[bool] = True
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.arange(1, n + 1, dtype=np.float64)
@@ -49,8 +39,6 @@ class Constant:
 @dataclass(frozen=True, slots=True)
 class Poisson:
     """Independent exponential gaps, CV 1, IDC 1."""
-
-    steady: ClassVar[bool] = True
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.cumsum(np.random.default_rng(seed).exponential(size=n))
@@ -63,28 +51,17 @@ class Gamma:
     ``burstiness`` is vLLM's name for k (``vllm bench serve --burstiness``): smaller is burstier.
     """
 
-    cv: float | None = None
-    burstiness: float | None = None
-    steady: ClassVar[bool] = True
+    cv: float | None = allowed(None, above=0)
+    burstiness: float | None = allowed(None, above=0)
 
     def __post_init__(self) -> None:
         if (self.cv is None) == (self.burstiness is None):
             raise ValueError("give either cv or burstiness (= 1/cv^2)")
-        if self.cv is not None:
-            _positive(cv=self.cv)
-        if self.burstiness is not None:
-            _positive(burstiness=self.burstiness)
-
-    @property
-    def shape(self) -> float:
-        if self.burstiness is not None:
-            return self.burstiness
-        assert self.cv is not None  # __post_init__ saw to it
-        return self.cv**-2
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        rng = np.random.default_rng(seed)
-        return np.cumsum(rng.gamma(self.shape, 1 / self.shape, size=n))
+        k = self.burstiness if self.cv is None else self.cv**-2
+        assert k is not None  # __post_init__ saw to it
+        return np.cumsum(np.random.default_rng(seed).gamma(k, 1 / k, size=n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +71,16 @@ class Weibull:
     One of the two families that fit production traffic best in ServeGen (NSDI'26).
     """
 
-    cv: float
-    steady: ClassVar[bool] = True
+    cv: float = allowed(least=0.05, most=20)
 
-    def __post_init__(self) -> None:
-        if not 0.05 <= self.cv <= 20:
-            raise ValueError(f"cv must be between 0.05 and 20, not {self.cv}")
-
-    @property
-    def shape(self) -> float:
+    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         from scipy.optimize import brentq  # a fifth of a second, which few commands need
 
         def excess(k: float) -> float:
             log_ratio = math.lgamma(1 + 2 / k) - 2 * math.lgamma(1 + 1 / k)
             return log_ratio - math.log1p(self.cv**2)
 
-        return float(brentq(excess, 0.1, 40.0, xtol=1e-15))
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        k = self.shape
+        k = float(brentq(excess, 0.1, 40.0, xtol=1e-15))
         gaps = np.random.default_rng(seed).weibull(k, size=n) / math.gamma(1 + 1 / k)
         return np.cumsum(gaps)
 
@@ -125,35 +93,27 @@ class Mmpp:
     lasts ``cycle`` mean gaps on average (Fischer and Meier-Hellstern, The MMPP cookbook).
     """
 
-    peak: float = 4.0
-    share: float = 0.1
-    cycle: float = 200.0
-    steady: ClassVar[bool] = True
+    peak: float = allowed(4.0, above=0)
+    share: float = allowed(0.1, above=0)
+    cycle: float = allowed(200.0, above=0)
 
     def __post_init__(self) -> None:
-        _positive(peak=self.peak, share=self.share, cycle=self.cycle)
         if not self.share < 1 or self.peak * self.share > 1:
             raise ValueError("share must be < 1 and peak x share at most 1")
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        return self.peak, (1 - self.peak * self.share) / (1 - self.share)
-
-    @property
-    def leave_rates(self) -> tuple[float, float]:
-        return 1 / (self.share * self.cycle), 1 / ((1 - self.share) * self.cycle)
-
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         rng = np.random.default_rng(seed)
+        rates = np.array([self.peak, (1 - self.peak * self.share) / (1 - self.share)])
+        leave_rates = 1 / (np.array([self.share, 1 - self.share]) * self.cycle)
         state = int(rng.random() >= self.share)
         pieces: list[Times] = []
         have, start = 0, 0.0
         while have < n:
             # States alternate, so a block of sojourns is drawn at once.
             states = (state + np.arange(64)) % 2
-            lengths = rng.exponential(size=64) / np.asarray(self.leave_rates)[states]
+            lengths = rng.exponential(size=64) / leave_rates[states]
             ends = start + np.cumsum(lengths)
-            counts = rng.poisson(lengths * np.asarray(self.rates)[states])
+            counts = rng.poisson(lengths * rates[states])
             begins = np.repeat(ends - lengths, counts)
             times = begins + rng.random(int(counts.sum())) * np.repeat(lengths, counts)
             pieces.append(np.sort(times))
@@ -170,12 +130,7 @@ class Ramp:
     images under the cumulated rate are uniform order statistics.
     """
 
-    start: float = 0.2
-    steady: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= 2:
-            raise ValueError(f"start must be between 0 and 2, not {self.start}")
+    start: float = allowed(0.2, least=0, most=2)
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         mass = np.sort(np.random.default_rng(seed).random(n))
@@ -190,8 +145,6 @@ class Ramp:
 class Burst:
     """All at once."""
 
-    steady: ClassVar[bool] = False
-
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.zeros(n)
 
@@ -204,15 +157,8 @@ class Closed:
     next request comes, so slow servers are asked less (Schroeder et al., NSDI'06).
     """
 
-    users: int = 8
-    think: float = 0.0
-    steady: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.users < 1:
-            raise ValueError(f"users must be at least 1, not {self.users}")
-        if not (math.isfinite(self.think) and self.think >= 0):
-            raise ValueError(f"think must be a number of seconds >= 0, not {self.think}")
+    users: int = allowed(8, least=1)
+    think: float = allowed(0.0, least=0)
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         raise ValueError("a closed loop has no arrival times; it can only be sent")
@@ -234,6 +180,11 @@ PROCESSES: dict[str, type[ArrivalProcess]] = {
 def parse_arrivals(text: str) -> ArrivalProcess:
     """``poisson``, ``gamma:cv=2``, ``plan:high``, ... as a process; SpecError otherwise."""
     return build(text, PROCESSES, "arrivals")
+
+
+def is_steady(process: ArrivalProcess) -> bool:
+    """Whether a warm-up may be cut from a run of it."""
+    return not isinstance(process, (LoadPlan, Ramp, Burst))
 
 
 def horizon(process: ArrivalProcess, times: Times) -> float:

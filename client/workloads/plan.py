@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from client.workloads.spec import allowed
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -36,43 +37,27 @@ class LoadPlan:
     uniform one: a Poisson process given its count is just that.
     """
 
-    level: str | None = None
-    outer: str = "uniform"
-    inner: str = "uniform"
-    bins: int = 100
+    level: str | None = allowed(None, among=("low", "medium", "high"))
+    outer: str = allowed("uniform", among=OUTER)
+    inner: str = allowed("uniform", among=INNER)
+    bins: int = allowed(100, least=1)
     a1: float = 1.0
     a2: float = 1.0
     mu1: float = 0.5
     mu2: float = 0.5
-    b1: float = 0.0
-    b2: float = 0.0
-    cv_rate: float | None = None
-    idc: float | None = None
-    counts: str = "exact"
-    steady: ClassVar[bool] = False
+    b1: float = allowed(0.0, least=0, most=1)
+    b2: float = allowed(0.0, least=0, most=1)
+    cv_rate: float | None = allowed(None, least=0)
+    idc: float | None = allowed(None, least=0)
+    counts: str = allowed("exact", among=("exact", "multinomial"))
 
     def __post_init__(self) -> None:
-        if self.level is not None and self.level not in PRESETS:
-            raise ValueError(f"level must be one of {', '.join(PRESETS)}, not {self.level!r}")
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if self.level is not None and changed != ["level"]:
             raise ValueError(f"{', '.join(changed[1:])} cannot be combined with level")
-        for name, value, allowed in (
-            ("outer", self.outer, OUTER),
-            ("inner", self.inner, INNER),
-            ("counts", self.counts, ("exact", "multinomial")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-        if self.bins < 1:
-            raise ValueError(f"bins must be at least 1, not {self.bins}")
-        if not (0 <= self.b1 <= 1 and 0 <= self.b2 <= 1):
-            raise ValueError("b1 and b2 must be between 0 and 1")
         if self.cv_rate is not None and self.idc is not None:
             raise ValueError("give cv_rate or idc, not both")
         for dial, setting in (("cv_rate", self.cv_rate), ("idc", self.idc)):
-            if setting is not None and not (math.isfinite(setting) and setting >= 0):
-                raise ValueError(f"{dial} must be a number >= 0, not {setting}")
             if setting is not None and self.b1:
                 raise ValueError(f"{dial} solves for b1; do not give both")
         for name, family, a in (("a1", self.outer, self.a1), ("a2", self.inner, self.a2)):
@@ -141,10 +126,9 @@ class LoadPlan:
     def _outer_family(self, rng: np.random.Generator) -> Floats:
         g = self.bins
         edges = np.linspace(0, 1, g + 1)
-        if self.outer == "gaussian":
-            pi = np.diff(np.interp(edges, *_bell(self.mu1, self.a1, inverted=False)))
-        elif self.outer == "inv_gaussian":
-            pi = np.diff(np.interp(edges, *_bell(self.mu1, self.a1, inverted=True)))
+        if self.outer in ("gaussian", "inv_gaussian"):
+            inverted = self.outer == "inv_gaussian"
+            pi = np.diff(np.interp(edges, *_bell(self.mu1, self.a1, inverted=inverted)))
         elif self.outer == "poisson":
             pi = rng.poisson(self.a1, g).astype(np.float64)
         elif self.outer == "zipf":

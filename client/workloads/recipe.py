@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from client.workloads.arrivals import Closed, horizon, parse_arrivals
-from client.workloads.data import Sizes, draw, make_prompts, parse_sizes
-from client.workloads.prefixes import (
+from client.workloads.arrivals import Closed, horizon, is_steady, parse_arrivals
+from client.workloads.lengths import Sizes, draw, parse_sizes
+from client.workloads.prompts import (
     Conversation,
     block_prompts,
     conversation_times,
+    lengths_are_chosen,
     parse_prefixed,
+    plain_prompts,
     prefixed_prompts,
-    refuse_prefixed,
+    words_of,
 )
 from client.workloads.spec import SpecError
-from client.workloads.traces import Trace, read_trace
+from client.workloads.traces import LoadTrace, read_trace
 from client.workloads.words import Words, embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
+_SIZES = (
+    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
+    "zipf:A,LOW,HIGH | choice:1/25/100"
+)
 _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", "seeds", "think")
+
+
+def _option(default: Any, told: str) -> Any:
+    """A field that is an option of all commands, with its help."""
+    return field(default=default, metadata={"help": told})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +53,26 @@ class Recipe:
 
     requests: int | None = 100
     rate: float | None = 1.0
-    arrivals: str = "poisson"
-    output_tokens: str = "normal:100,50,1,200"
-    prompt_tokens: str = "uniform:4,64"
-    prompts: str = "words"
-    deferred_share: float = 0.0
-    deadline_s: float | None = None
+    arrivals: str = _option(
+        "poisson",
+        "constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2) | "
+        "weibull:cv=2 | mmpp:peak=4,share=0.1,cycle=200 | ramp:start=0.2 | burst (all at once) | "
+        "closed:users=8,think=0.5 | plan:low | plan:medium | plan:high | "
+        "plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:csv,path=FILE (also "
+        "azure, burstgpt, mooncake, servegen; with resample=true each seed plays other parts of "
+        "it, as always in comparisons and searches for capacity)",
+    )
+    output_tokens: str = _option("normal:100,50,1,200", _SIZES)
+    prompt_tokens: str = _option("uniform:4,64", _SIZES)
+    prompts: str = _option(
+        "words",
+        "words (each one token of the server's vocabulary) | request ('Request i') | "
+        "shared:prefixes=4,tokens=128 (each begins with one of four texts) | "
+        "conversation:turns=4,gap=10 (each turn contains those before it) | sharegpt:FILE | "
+        "lines:FILE",
+    )
+    deferred_share: float = _option(0.0, "share of deferred requests, 0..1")
+    deadline_s: float | None = _option(None, "deadline of a deferred request in seconds")
     exact_duration: bool = False
     seed: int = 0
 
@@ -125,7 +150,7 @@ def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None
     requests = _requests(recipe, words, times / recipe.rate, prompt_lengths, output_lengths)
     if isinstance(kind, Conversation):
         requests.sort(key=lambda r: r.at_s or 0.0)
-    steady = process.steady and not isinstance(kind, Conversation)
+    steady = is_steady(process) and not isinstance(kind, Conversation)
     return seal(generator, requests, end / recipe.rate, steady=steady)
 
 
@@ -134,18 +159,21 @@ def _closed(generator: dict[str, Any], requests: list[Request], users: int | Non
     return seal(generator, untimed, 0.0, steady=True, users=users)
 
 
-def _fill(recipe: Recipe, words: Words | None, trace: Trace) -> tuple[list[Request], float]:
+def _fill(recipe: Recipe, words: Words | None, trace: LoadTrace) -> tuple[list[Request], float]:
     """The trace's requests at the recipe's rate, and how long they are sent."""
-    times, duration = trace.times, trace.duration_s
+    times, duration = trace.rows["at_s"], trace.duration_s
     if recipe.rate is not None:
         if duration <= 0:
             raise SpecError("a trace without duration cannot be scaled to a rate")
         scale = times.size / duration / recipe.rate
         times, duration = times * scale, duration * scale
-    refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which has its own times")
-    return _requests(
-        recipe, words, times, trace.prompt_tokens, trace.output_tokens, trace.blocks
-    ), duration
+    if isinstance(parse_prefixed(recipe.prompts), Conversation):
+        raise SpecError(
+            "--prompts conversation cannot be combined with a trace, which has its own times"
+        )
+    prompt, output = trace.rows["prompt_tokens"], trace.rows["output_tokens"]
+    blocks = trace.blocks and [trace.blocks[line] for line in trace.rows["line"].tolist()]
+    return _requests(recipe, words, times, prompt, output, blocks), duration
 
 
 def _requests(
@@ -158,12 +186,15 @@ def _requests(
 ) -> list[Request]:
     n = times.size
     kind = parse_prefixed(recipe.prompts)
-    if words is not None and kind is not None:
-        prompts = prefixed_prompts(kind, prompt, output, _rng(recipe, "texts"), words)
-    elif words is not None and blocks is not None and recipe.prompts == "words":
+    rng = _rng(recipe, "texts")
+    if words is None:
+        prompts = plain_prompts(recipe.prompts, n, rng)
+    elif kind is not None:
+        prompts = prefixed_prompts(kind, prompt, output, rng, words)
+    elif blocks is not None:
         prompts = block_prompts(blocks, prompt, _seed(recipe, "texts"), words)
     else:
-        prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"), words)
+        prompts = words_of(prompt, rng, words)
     lengths: Sequence[int | None] = prompts.tokens or [None] * n
     deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
     seeds = _rng(recipe, "seeds").integers(2**31, size=n)
@@ -195,11 +226,6 @@ def _seed(recipe: Recipe, stream: str) -> np.random.SeedSequence:
 
 def _rng(recipe: Recipe, stream: str) -> np.random.Generator:
     return np.random.default_rng(_seed(recipe, stream))
-
-
-def lengths_are_chosen(prompts: str) -> bool:
-    """Whether prompts are made up, so that their lengths can be chosen."""
-    return prompts.partition(":")[0] in ("words", "shared", "conversation")
 
 
 def has_rate(arrivals: str) -> bool:

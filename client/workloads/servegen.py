@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client.workloads.spec import SpecError
+from client.workloads.spec import SpecError, read_text
 
 Floats = npt.NDArray[np.float64]
 _WINDOW_S = 600.0
@@ -60,7 +60,7 @@ def _number(path: Path) -> int:
 
 
 def _windows(path: Path) -> Iterator[_Window]:
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         fields = line.split(",")
         try:
             start_s, rate = float(fields[0]), float(fields[1])
@@ -83,15 +83,14 @@ def _dataset(folder: Path, client: int) -> list[tuple[float, dict[str, tuple[Flo
     """Token distributions of a client by window start: name -> (values, cumulated shares)."""
     path = folder / f"chunk-{client}-dataset.json"
     expected = '{"start s": {"input_tokens": "{tokens: share, ...}", "output_tokens": "..."}}'
+    text = read_text(path)
     try:
-        entries: dict[str, Any] = json.loads(path.read_text())
+        entries: dict[str, Any] = json.loads(text)
         made = []
         for start, fields in entries.items():
             laws = {name: _law(fields[name]) for name in ("input_tokens", "output_tokens")}
             if all(values.size for values, _ in laws.values()):
                 made.append((float(start), laws))
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, SyntaxError, AttributeError):
         raise SpecError(f"{path}: expected {expected}") from None
     if not made:

@@ -6,7 +6,9 @@ Independent of the meaning of the names; arrivals, sizes and traces pass in thei
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +16,27 @@ T = TypeVar("T")
 
 class SpecError(ValueError):
     """A shape that cannot be understood; the message names what is allowed."""
+
+
+def read_text(path: Path) -> str:
+    """Raises SpecError."""
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}") from None
+
+
+def allowed(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    among: Sequence[str] = (),
+) -> Any:
+    """A field of a shape, with the values that `build` accepts."""
+    limits = {"least": least, "most": most, "above": above, "among": among}
+    return dataclasses.field(default=default, metadata=limits)
 
 
 def split_spec(text: str) -> tuple[str, list[str], dict[str, str]]:
@@ -52,6 +75,9 @@ def build(text: str, table: Mapping[str, type[T]], what: str) -> T:
             raise SpecError(f"{what} {text!r}: {key!r} is given twice")
         given[key] = value
     values = {key: _convert(text, key, value, fields[key].type) for key, value in given.items()}
+    for key, found in values.items():
+        if fields[key].metadata and (wanted := _refused(found, **fields[key].metadata)):
+            raise SpecError(f"{what} {text!r}: {key} must be {wanted}, not {found!r}")
     missing = [
         f.name
         for f in fields.values()
@@ -82,3 +108,16 @@ def _convert(text: str, key: str, value: str, annotation: Any) -> object:
             raise SpecError(f"{text!r}: {key} must be true or false, not {value!r}")
         return value.lower() == "true"
     return value
+
+
+def _refused(
+    value: Any, *, least: float, most: float, above: float, among: Sequence[str]
+) -> str | None:
+    """What it should be; None if it is."""
+    if among:
+        return None if value in among else f"one of {', '.join(among)}"
+    if least <= value <= most and value > above and math.isfinite(value):
+        return None
+    if math.isfinite(most):
+        return f"between {least:g} and {most:g}"
+    return f"a number > {above:g}" if math.isfinite(above) else f"at least {least:g}"

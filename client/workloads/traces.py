@@ -9,21 +9,22 @@ from __future__ import annotations
 import csv
 import json
 import math
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from client.workloads.servegen import read_servegen
-from client.workloads.spec import SpecError, build
+from client.workloads.spec import SpecError, allowed, build
 
 _BLOCKS = 8  # of a trace that is resampled whole
 Blocks = tuple[int, ...]  # ids of the prompt's blocks: equal ids, equal text
 Row = tuple[float, int, int, Blocks]  # seconds, prompt tokens, output tokens
+ROW = np.dtype([("at_s", "f8"), ("prompt_tokens", "i8"), ("output_tokens", "i8"), ("line", "i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class TraceSpec:
     format: str
     path: str
     window: str | None = None
-    limit: int | None = None
-    time_scale: float = 1.0
-    dequantise: float = 0.0
+    limit: int | None = allowed(None, least=1)
+    time_scale: float = allowed(1.0, above=0)
+    dequantise: float = allowed(0.0, least=0)
     model: str | None = None
     resample: bool = False
 
@@ -50,12 +51,6 @@ class TraceSpec:
         formats = (*FORMATS, "servegen")
         if self.format not in formats:
             raise ValueError(f"format must be one of {', '.join(formats)}, not {self.format!r}")
-        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
-            raise ValueError(f"time_scale must be a number > 0, not {self.time_scale}")
-        if not (math.isfinite(self.dequantise) and self.dequantise >= 0):
-            raise ValueError(f"dequantise must be a number of seconds >= 0, not {self.dequantise}")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1, not {self.limit}")
         if self.model is not None and self.format != "burstgpt":
             raise ValueError("only burstgpt names a model for each request")
         self.bounds()
@@ -73,104 +68,97 @@ class TraceSpec:
         return low, high
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Times from 0 in order (seconds) and token counts; ``note`` says which requests these are.
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadTrace:
+    """``rows`` of `ROW` in order, from 0 on; ``note`` says which requests these are.
 
-    ``blocks`` say which prompts begin alike, None where the trace does not.
+    ``blocks`` say which prompts begin alike, by the row's ``line``; None where the trace does not.
     """
 
-    times: npt.NDArray[np.float64]
-    prompt_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
+    rows: npt.NDArray[Any]
     duration_s: float
     note: str
-    blocks: tuple[Blocks, ...] | None = None
+    blocks: Sequence[Blocks] | None = None
 
 
 def read_trace(
     text: str, seed: np.random.SeedSequence, requests: int | None = None, *, resample: bool = False
-) -> Trace:
+) -> LoadTrace:
     """So many requests (None: all) of ``trace:azure,path=FILE,...``, with ``resample`` as if that
     were asked for there; SpecError names file, line and what was expected."""
     spec = build(text, {"trace": TraceSpec}, "arrivals")
     low, high = spec.bounds()
-    blocks: list[Blocks] = []
-    rows, dropped = _collect(spec, seed, blocks)
-    if not rows[0]:
+    rows, blocks, dropped = _collect(spec, seed)
+    if not rows.size:
         without = f" ({dropped} dropped)" if dropped else ""
         raise SpecError(f"{spec.path} contains no request{without}")
-    times = np.frombuffer(rows[0], dtype=np.float64)
-    order = np.argsort(times, kind="stable")
-    times = times[order] - (0.0 if spec.format == "servegen" else times[order[0]])
-    prompt = np.frombuffer(rows[1], dtype=np.int64)[order]
-    output = np.frombuffer(rows[2], dtype=np.int64)[order]
+    if spec.format != "servegen":
+        rows["at_s"] -= rows["at_s"].min()
     if spec.dequantise:
-        times = times + np.random.default_rng(seed).random(times.size) * spec.dequantise
-        again = np.argsort(times, kind="stable")
-        times, prompt, output = times[again], prompt[again], output[again]
-        order = order[again]
-    keep = (times >= low) & (times < high)
-    times, prompt, output, order = times[keep] - low, prompt[keep], output[keep], order[keep]
-    if spec.limit is not None:
-        times, prompt, output = times[: spec.limit], prompt[: spec.limit], output[: spec.limit]
-    if not times.size:
+        rows = _in_order(rows)
+        rows["at_s"] += np.random.default_rng(seed).random(rows.size) * spec.dequantise
+    rows = _in_order(rows)
+    rows = rows[(rows["at_s"] >= low) & (rows["at_s"] < high)][: spec.limit]
+    if not rows.size:
         raise SpecError(f"{spec.path}: no request lies in the window {spec.window}")
-    times = times * spec.time_scale
-    end = float(times[-1])
+    rows["at_s"] = (rows["at_s"] - low) * spec.time_scale
+    end = float(rows["at_s"][-1])
     if math.isfinite(high) and spec.limit is None:
         end = (high - low) * spec.time_scale
-    note = f"{times.size} requests kept, {dropped} dropped (failed, empty or of another model)"
-    kept = tuple(blocks[i] for i in order[: times.size].tolist()) if blocks else None
-    whole = Trace(times, prompt, output, end, note, kept)
+    note = f"{rows.size} requests kept, {dropped} dropped (failed, empty or of another model)"
+    whole = LoadTrace(rows, end, note, blocks if spec.format == "mooncake" else None)
     if resample or spec.resample:
         return part(whole, requests, np.random.default_rng(seed.spawn(1)[0]))
-    return whole if requests is None or requests >= times.size else part(whole, requests, None)
+    return whole if requests is None or requests >= rows.size else part(whole, requests, None)
 
 
-def part(trace: Trace, requests: int | None, rng: np.random.Generator | None) -> Trace:
+def part(trace: LoadTrace, requests: int | None, rng: np.random.Generator | None) -> LoadTrace:
     """So many of its requests (None: as many as it has): the first, or those that `rng` draws.
 
     It draws blocks of consecutive requests, with replacement, from the trace closed to a circle
     (Politis and Romano, 1992). A block is as long as the part, but at most an eighth of the trace.
     Within a block the gaps, the lengths and their order are the trace's.
     """
-    size = trace.times.size
+    size = trace.rows.size
     n = requests or size
-    chosen, times, which = np.arange(n), trace.times[:n], f"the first {n}"
+    rows, which = trace.rows[:n], f"the first {n}"
     if rng is not None:
         length = min(n, max(1, size // _BLOCKS))
         starts = rng.integers(size, size=-(-n // length))
         chosen = ((starts[:, None] + np.arange(length)) % size).ravel()[:n]
-        times = np.cumsum(np.diff(trace.times, prepend=-trace.duration_s / size)[chosen])
-        times, which = times - times[0], f"{n}, drawn in blocks of {length},"
-    return Trace(
-        times, trace.prompt_tokens[chosen], trace.output_tokens[chosen], float(times[-1]),
-        f"{which} of {trace.note}",
-        trace.blocks and tuple(trace.blocks[i] for i in chosen.tolist()),
-    )  # fmt: skip
+        gaps = np.diff(trace.rows["at_s"], prepend=-trace.duration_s / size)
+        rows, which = trace.rows[chosen], f"{n}, drawn in blocks of {length},"
+        times = np.cumsum(gaps[chosen])
+        rows["at_s"] = times - times[0]
+    return LoadTrace(rows, float(rows["at_s"][-1]), f"{which} of {trace.note}", trace.blocks)
 
 
 def _collect(
-    spec: TraceSpec, seed: np.random.SeedSequence, blocks: list[Blocks]
-) -> tuple[tuple[array[float], array[int], array[int]], int]:
-    columns = array("d"), array("q"), array("q")
+    spec: TraceSpec, seed: np.random.SeedSequence
+) -> tuple[npt.NDArray[Any], list[Blocks], int]:
+    """The rows as they come, the blocks of each, and how many others were dropped."""
+    blocks: list[Blocks] = []
     dropped = 0
     if spec.format == "servegen":
         played = read_servegen(Path(spec.path), seed, *spec.bounds())
-        rows: Iterator[Row | None] = ((*row, ()) for row in played)
+        found: Iterator[Row | None] = ((*row, ()) for row in played)
     else:
-        rows = FORMATS[spec.format](Path(spec.path), spec.model)
-    for row in rows:
-        if row is None or row[1] < 1 or row[2] < 1:
-            dropped += 1
-            continue
-        columns[0].append(row[0])
-        columns[1].append(row[1])
-        columns[2].append(row[2])
-        if spec.format == "mooncake":
-            blocks.append(row[3])
-    return columns, dropped
+        found = FORMATS[spec.format](Path(spec.path), spec.model)
+
+    def kept() -> Iterator[tuple[float, int, int, int]]:
+        nonlocal dropped
+        for row in found:
+            if row is None or row[1] < 1 or row[2] < 1:
+                dropped += 1
+            else:
+                yield *row[:3], len(blocks)
+                blocks.append(row[3])
+
+    return np.fromiter(kept(), dtype=ROW), blocks, dropped
+
+
+def _in_order(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return rows[np.argsort(rows["at_s"], kind="stable")]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

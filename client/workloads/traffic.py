@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from client.workloads.arrivals import horizon, parse_arrivals
-from client.workloads.data import draw, make_prompts, parse_sizes
-from client.workloads.prefixes import Texts
+from client.workloads.lengths import draw, parse_sizes
+from client.workloads.prompts import TextMaker, words_of
 from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
@@ -72,10 +72,6 @@ class Traffic:
     @property
     def mean_calls(self) -> float:
         return sum(f.share * f.mean_calls for f in self.flows) / sum(f.share for f in self.flows)
-
-    @property
-    def programs(self) -> bool:
-        return any(f.calls != "fixed:1" for f in self.flows)
 
 
 def open_loop(traffic: Traffic, speed: Speed, requests: int, seed: int, copy: int = 0) -> Workload:
@@ -135,13 +131,13 @@ def _flow(
     output = draw(parse_sizes(flow.output_tokens), n, _rng(seed, "outputs", number))
     rng = _rng(seed, "texts", number, copy)
     if flow.documents:
-        words = Texts(embedded_words(), rng)
+        words = TextMaker(embedded_words(), rng)
         documents = [words.first(flow.document_tokens) for _ in range(flow.documents)]
         # as often each, so that runs differ in the order only
         chosen = rng.permutation(np.arange(n) % flow.documents).tolist()
         texts = [documents[k] + words.more(m) for k, m in zip(chosen, own.tolist(), strict=True)]
     else:
-        texts = make_prompts("words", own, rng).texts
+        texts = words_of(own, rng, embedded_words()).texts
     seeds = _rng(seed, "seeds", number).integers(2**31, size=n).tolist()
     off = _rng(seed, "predictions", number).normal(size=n)
     predicted = np.maximum(1, np.rint(output * np.exp(off * (flow.misprediction or 0.0))))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -149,40 +149,25 @@ def read_workload(path: Path) -> Workload:
     return workload
 
 
+# what a file calls the fields of a request
+_KEYS = {f.name: {"service": "class"}.get(f.name, f.name) for f in fields(Request)}
+
+
 def _line(request: Request) -> str:
-    fields: dict[str, Any] = {
-        "at_s": request.at_s,
-        "prompt": request.prompt,
-        "prompt_tokens": request.prompt_tokens,
-        "output_tokens": request.output_tokens,
-        "class": request.service,
-        "deadline_s": request.deadline_s,
-        "seed": request.seed,
-    }
-    if request.at_s is None:
-        fields["think_s"] = request.think_s
-    if request.after is not None:
-        fields["after"] = request.after
-    if request.signals:
-        fields["signals"] = dict(request.signals)
-    return json.dumps(fields) + "\n"
+    values = {key: getattr(request, name) for name, key in _KEYS.items()}
+    if request.at_s is not None:
+        del values["think_s"]
+    if request.after is None:
+        del values["after"]
+    if not request.signals:
+        del values["signals"]
+    return json.dumps(values) + "\n"
 
 
 def _parse(path: Path, number: int, line: str, *, closed: bool) -> Request:
     try:
-        fields = json.loads(line)
-        request = Request(
-            at_s=fields["at_s"],
-            prompt=fields["prompt"],
-            prompt_tokens=fields["prompt_tokens"],
-            output_tokens=fields["output_tokens"],
-            service=fields["class"],
-            deadline_s=fields["deadline_s"],
-            seed=fields["seed"],
-            think_s=fields.get("think_s", 0.0),
-            after=fields.get("after"),
-            signals=fields.get("signals", {}),
-        )
+        found = json.loads(line)
+        request = Request(**{name: found[key] for name, key in _KEYS.items() if key in found})
     except (ValueError, KeyError, TypeError):
         raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}") from None
     at_s, after = request.at_s, request.after

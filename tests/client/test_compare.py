@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from client.analysis.comparison.headline import length_variance_gain
-from client.analysis.comparison.results import Headline, Limit, Loss, Played
+from client.analysis.comparison.results import Headline, Loss, Peak, Played
 from client.analysis.comparison.summary import final, measured_together, points
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
@@ -85,7 +85,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
-    at_4 = Limit("static", 4.0, Interval(1.0, None, None), 1, 1.0)
+    at_4 = Peak("static", 4.0, Interval(1.0, None, None), 1, 1.0)
     predicted = length_variance_gain(results, Headline(Objectives(), 0.9, (), (at_4,), (), (), ()))
     assert predicted is not None
     assert predicted.predicted > 1

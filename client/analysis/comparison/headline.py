@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 
 from client.analysis.comparison.bootstrap import best_ratio
-from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
+from client.analysis.comparison.results import Bracket, Headline, LimitRatio, Pair, Peak, Result
 from client.analysis.comparison.scalars import ATTAINED, batch_mean
 from client.analysis.comparison.summary import (
     TAIL,
@@ -32,7 +32,7 @@ from client.analysis.comparison.summary import (
     verdict_of,
     whole,
 )
-from client.analysis.figures import PAIRED, THROUGHPUT, Figure
+from client.analysis.figures import PAIRED, THROUGHPUT
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval, expected_max
@@ -78,8 +78,8 @@ def headline(
         tuple(_bracket(name, points, share) for name in names),
         tuple(limits),
         tuple(ratios),
-        tuple(p for p in pairs if _says_something(p)),
-        tuple(p for p in controls if _says_something(p)),
+        tuple(p for p in pairs if any(p.ratios.values())),
+        tuple(p for p in controls if any(p.ratios.values())),
     )
 
 
@@ -97,7 +97,7 @@ def _tried(name: str, points: Sequence[Point], every: Sequence[Result]) -> Tried
 
 def _limit(
     name: str, points: Sequence[Point], tried: Tried, every: Sequence[Result]
-) -> Limit | None:
+) -> Peak | None:
     """Where it delivered most, by the geometric mean over the seeds; None if it kept up there and
     at all higher loads, so that it might deliver more."""
     if not tried:
@@ -109,7 +109,7 @@ def _limit(
     runs = [
         r for r in every if (r.job.system, r.job.load) == (name, best) if r.job.seed in tried[best]
     ]
-    return Limit(
+    return Peak(
         name,
         best,
         mine[best].throughput,
@@ -136,27 +136,18 @@ def _pair(
     """``of`` over ``over``, which have the same verdict; no ratio of figures void on either
     side."""
 
-    def ratio(figure: Figure) -> Interval | None:
-        of_run = figure is THROUGHPUT
-        name = figure.key if of_run else f"{figure.key}_p50"
-        if of.verdict != (SATURATED if of_run else VALID) or of.void(name) or over.void(name):
-            return None
-        return paired(mine, base, figure)
+    def usable(figure: str, verdict: str = VALID) -> bool:
+        return of.verdict == verdict and not (of.void(figure) or over.void(figure))
 
-    def tail(figure: Figure) -> Interval | None:
-        name = f"{figure.key}_p{TAIL}"
-        if of.verdict != VALID or of.void(name) or over.void(name):
-            return None
-        return paired_tail(mine, base, figure)
-
-    return Pair(
-        of.system, over.system, of.load, {f.key: ratio(f) for f in PAIRED},
-        {f"{f.key}_p{TAIL}": tail(f) for f in PAIRED if f is not THROUGHPUT},
-    )  # fmt: skip
-
-
-def _says_something(pair: Pair) -> bool:
-    return any(ratio is not None for ratio in pair.ratios.values())
+    ratios, tails = dict[str, Interval | None](), dict[str, Interval | None]()
+    for figure in PAIRED:
+        key, tail = figure.key, f"{figure.key}_p{TAIL}"
+        if figure is THROUGHPUT:
+            ratios[key] = paired(mine, base, figure) if usable(key, SATURATED) else None
+        else:
+            ratios[key] = paired(mine, base, figure) if usable(f"{key}_p50") else None
+            tails[tail] = paired_tail(mine, base, figure) if usable(tail) else None
+    return Pair(of.system, over.system, of.load, ratios, tails)
 
 
 def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
@@ -173,7 +164,7 @@ def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedGain:
     """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
 
     batch: float
@@ -182,7 +173,7 @@ class Prediction:
     load: float
 
 
-def length_variance_gain(results: Sequence[Result], found: Headline) -> Prediction | None:
+def length_variance_gain(results: Sequence[Result], found: Headline) -> PredictedGain | None:
     """E[max of B]/E[out] at the batch size that static really had at its limit, beside the ratio
     of the limits; None where static has none.
 
@@ -205,4 +196,6 @@ def length_variance_gain(results: Sequence[Result], found: Headline) -> Predicti
     )
     ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
     measured = ratios.get(("dynamic", "static"))
-    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)
+    return PredictedGain(
+        batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load
+    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.analysis.fairness import Isolated
-from client.analysis.gates import Verdict
-from client.analysis.metrics import Measured, Objectives
+from client.analysis.gates import RunVerdict
+from client.analysis.metrics import Objectives, RunFigures
 from client.analysis.statistics import Interval
 from client.load.records import Run
 
@@ -61,8 +61,8 @@ class Played:
 class Result(Played):
     """A run with its figures, measured over the window that all runs of its workload share."""
 
-    measured: Measured
-    verdict: Verdict
+    measured: RunFigures
+    verdict: RunVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Bracket:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Peak:
     """A system's limit: output tokens a second at the load where it delivered most.
 
     ``requests`` ended there, in runs that were measured for ``seconds`` altogether, a control's
@@ -145,7 +145,7 @@ class Headline:
     objectives: Objectives
     share: float
     capacities: tuple[Bracket, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[Peak, ...]
     limit_ratios: tuple[LimitRatio, ...]
     pairs: tuple[Pair, ...]
     controls: tuple[Pair, ...]

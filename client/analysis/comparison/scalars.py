@@ -45,10 +45,6 @@ def batch_mean(result: Result) -> float | None:
     return stated(result.server, "batch-size", "mean")
 
 
-def _lag_p99_s(runs: Sequence[Result]) -> float:
-    return float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99))
-
-
 def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], float | None]:
     """The mean over the runs that have it."""
 
@@ -62,7 +58,10 @@ def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], 
 ATTAINED = Scalar("objectives_attained", _attained, "good", ".0%", "goodput")
 BATCH = Scalar("batch_size_mean", _mean(batch_mean), "batch", ".1f")
 SCALARS = (
-    Scalar("dispatch_lag_p99_s", _lag_p99_s),
+    Scalar(
+        "dispatch_lag_p99_s",
+        lambda runs: float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99)),
+    ),
     Scalar("goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
     ATTAINED,
     BATCH,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.backlog import keeping_up
 from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.comparison.results import Calibration, Played, Result
 from client.analysis.comparison.scalars import SCALARS
@@ -26,6 +25,7 @@ from client.analysis.gates import (
     VALID,
     Void,
     judge,
+    keeping_up,
     lag_gate,
     void_of,
 )
@@ -156,9 +156,9 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
         word = max((r.verdict.word for r in wrong), key=SEVERITY.index)
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
     keeping = keeping_up([r.verdict.backlog for r in runs if is_sound(r)])
-    reasons = () if keeping.up else (f"backlog: {keeping.found}",)
+    reasons = () if keeping.verdict == VALID else (f"{keeping.name}: {keeping.found}",)
     left_out = tuple(f"seed {r.job.seed} left out: {r.verdict.reason}" for r in wrong)
-    return VALID if keeping.up else SATURATED, (*reasons, *left_out)
+    return keeping.verdict, (*reasons, *left_out)
 
 
 def _point(

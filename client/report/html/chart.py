@@ -44,7 +44,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Polyline:
     """``label`` is at its end. A point that is not finite interrupts it."""
 
     points: Sequence[XY]
@@ -93,7 +93,7 @@ class Chart:
     finding: str
     x: Axis
     y: Axis
-    lines: Sequence[Line] = ()
+    lines: Sequence[Polyline] = ()
     bands: Sequence[Band] = ()
     marks: Sequence[Mark] = ()
     bars: Sequence[Bar] = ()
@@ -189,7 +189,7 @@ def round_values(scale: _Scale) -> list[float]:
     return [round(k * step, 12) for k in range(first, math.floor(scale.high / step) + 1)]
 
 
-def _path(line: Line, x: _Scale, y: _Scale) -> str:
+def _path(line: Polyline, x: _Scale, y: _Scale) -> str:
     parts: list[str] = []
     before: float | None = None
     for px, py in line.points:
@@ -213,7 +213,7 @@ def _outline(band: Band, x: _Scale, y: _Scale) -> str:
 
 
 def _labels(
-    lines: Sequence[Line], x: _Scale, y: _Scale, bottom: float
+    lines: Sequence[Polyline], x: _Scale, y: _Scale, bottom: float
 ) -> list[tuple[float, float, str, str]]:
     """Each at its line's end, pushed apart where they would overlap."""
     ends = []

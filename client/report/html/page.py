@@ -18,29 +18,23 @@ WORDS = ("VALID", "SATURATED", "INVALID-CLIENT", "DISTURBED", "FAILED")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """``first`` draws a line above."""
-
-    cells: Sequence[str]
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
-    """``left`` columns are aligned to the left, the rest to the right."""
+    """``left`` columns are aligned to the left, the rest to the right. The rows ``ruled`` have a
+    line above."""
 
     head: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[Sequence[str]]
     left: int = 1
     caption: str = ""
+    ruled: Sequence[int] = ()
 
     def as_text(self) -> str:
         """The same for a terminal."""
-        lines = [list(self.head), *(list(row.cells) for row in self.rows)]
+        lines = [self.head, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
         made = []
         for number, line in enumerate(lines):
-            if number and self.rows[number - 1].first and number > 1:
+            if number > 1 and number - 1 in self.ruled:
                 made.append("")
             cells = [
                 cell.ljust(width) if i < self.left else cell.rjust(width)
@@ -48,6 +42,11 @@ class Table:
             ]
             made.append("  ".join(cells).rstrip())
         return "\n".join(made)
+
+
+def groups(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The rows whose first cell is not that of the row before."""
+    return [k for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,15 @@ from client.analysis.comparison.results import Result
 from client.analysis.comparison.summary import Point, final, names_of
 from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
-from client.analysis.statistics import Floats, least_n
-from client.load.records import Outcome
-from client.report.html.chart import Axis, Band, Chart, Line, Mark, Shape
+from client.analysis.statistics import Floats, Interval, least_n
+from client.report.html.chart import Axis, Band, Chart, Mark, Polyline, Shape
 from client.report.html.page import seconds
+from client.report.pictures import requests
+from client.report.pictures.gantt import pictured
+from client.report.pictures.requests import Asked
 
 _KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
 _OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")
-_DRAWN = 600  # points of one system in one picture; more would only make the file larger
 
 
 def colour(name: str, names: Sequence[str]) -> str:
@@ -40,175 +41,114 @@ def telling_load(points: Sequence[Point]) -> float:
     return (whole or sustained or loads[-1:])[0]
 
 
+def asked(points: Sequence[Point], results: Sequence[Result]) -> list[Asked]:
+    """What each system was asked in these runs, the systems in the order of the table."""
+    names = names_of(points)
+    runs = {name: [r for r in results if r.job.system == name] for name in names}
+    return [
+        Asked(name, colour(name, names), [(r.job.seed, o) for r in mine for o in r.run.outcomes])
+        for name, mine in runs.items()
+    ]
+
+
 def by_tokens(points: Sequence[Point], results: Sequence[Result], load: float) -> Chart:
     """Every system's requests at one load, of all seeds."""
-    names = names_of(points)
-    groups = []
-    for name in names:
-        mine = [r for r in final(results) if (r.job.system, r.job.load) == (name, load)]
-        asked = [(r.job.seed, o) for r in mine for o in r.run.outcomes]
-        groups.append((name, colour(name, names), asked))
-    return latency_by_tokens(f"Latency by requested tokens, load {load:g}", groups)
-
-
-def latency_by_tokens(
-    title: str, groups: Sequence[tuple[str, str, Sequence[tuple[int, Outcome]]]]
-) -> Chart:
-    """The original's figure: latency against requested tokens, a line through the medians.
-
-    Each group has a name, a colour and its requests with their seeds. Requests that were cut are
-    drawn at the time they had waited by then.
-    """
-    lines, bands, marks, medians = [], [], [], []
-    for name, c, asked in groups:
-        marks += [_request(o, seed, name, c) for seed, o in _thinned(asked) if o.ok or o.unfinished]
-        done = [o for _, o in asked if o.ok]
-        cut = sum(o.unfinished for _, o in asked)
-        if not done:
-            continue
-        x = np.array([o.requested_tokens for o in done], dtype=np.float64)
-        y = np.array([_e2e(o) for o in done])
-        bins = _binned(x, y)
-        label = f"{name}, {cut} cut" if cut else name
-        lines.append(Line([(at, middle) for at, _, middle, _ in bins], c, label))
-        bands.append(Band([(at, low, high) for at, low, _, high in bins], c))
-        medians.append(f"{name} {seconds(float(np.median(y)))}" + (f" ({cut} cut)" if cut else ""))
-    return Chart(
-        title=title,
-        finding=f"{title}; medians: {', '.join(medians) or 'no responses'}.",
-        x=Axis("requested tokens", low=0.0),
-        y=Axis("intended time to end of response", log=True, text=seconds),
-        lines=lines, bands=bands, marks=marks,
-        note="line: median, shade: middle half"
-        + (", triangle: cut" if any(m.shape is Shape.AT_LEAST for m in marks) else ""),
-    )  # fmt: skip
-
-
-def _request(o: Outcome, seed: int, name: str, c: str) -> Mark:
-    if o.ok:
-        tip = f"{name}, seed {seed}, request {o.index}: {o.requested_tokens} tokens"
-        if o.first_s is not None:
-            tip += f", first after {seconds(o.first_s - o.origin_s)}"
-        tip += f", all after {seconds(_e2e(o))}"
-        return Mark(o.requested_tokens, _e2e(o), c, tip, small=True)
-    waited = max(o.left_s - o.origin_s, 1e-4)
-    tip = f"{name}, seed {seed}, request {o.index}: cut after {seconds(waited)}"
-    return Mark(o.requested_tokens, waited, c, tip, Shape.AT_LEAST)
+    here = [r for r in final(results) if r.job.load == load]
+    return requests.by_tokens(f"Latency by requested tokens, load {load:g}", asked(points, here))
 
 
 def throughput(points: Sequence[Point]) -> Chart:
     """Output tokens a second over the offered load, with the intervals over seeds."""
-    names = names_of(points)
-    lines, bands, marks = [], [], []
-    for name in names:
-        c = colour(name, names)
-        mine = [p for p in points if p.system == name and p.usable]
-        lines.append(Line([(p.load, p.throughput.value) for p in mine], c, name))
-        bands.append(
-            Band(
-                [
-                    (p.load, p.throughput.low, p.throughput.high)
-                    for p in mine
-                    if p.throughput.low is not None and p.throughput.high is not None
-                ],
-                c,
-            )
-        )
-        for p in (p for p in points if p.system == name):
-            tip = f"{name} at load {p.load:g}: {p.throughput.value:.0f} tokens/s, {p.verdict}"
-            marks.append(Mark(p.load, p.throughput.value, c, tip, _shape(p)))
-    best = max((m.y for m in marks), default=0.0)
-    return Chart(
-        title="Throughput",
-        finding="; ".join(
-            f"{line.label} reaches {max(y for _, y in line.points):.0f} tokens a second"
-            for line in lines
-            if line.points
-        ) or "No run gave a throughput.",
-        x=_loads(points),
-        # Two seeds can give an interval that would flatten everything else; it is cut at the axis.
-        y=Axis("output tokens a second", low=0.0, high=1.25 * best or None),
-        lines=lines, bands=bands, marks=marks, note=_note(points, "shade: 95 % interval"),
-    )  # fmt: skip
+    drawn, most = [], dict[str, float]()
+    for p in points:
+        drawn.append((p, p.throughput, f"{p.throughput.value:.0f} tokens/s, {p.verdict}"))
+        if p.usable:
+            most[p.system] = max(most.get(p.system, 0.0), p.throughput.value)
+    reached = [f"{name} reaches {value:.0f} tokens a second" for name, value in most.items()]
+    finding = "; ".join(reached) or "No run gave a throughput."
+    best = max((p.throughput.value for p in points), default=0.0)
+    # Two seeds can give an interval that would flatten everything else; it is cut at the axis.
+    y = Axis("output tokens a second", low=0.0, high=1.25 * best or None)
+    return _over_loads(points, "Throughput", finding, y, "shade: 95 % interval", drawn)
 
 
 def latency(points: Sequence[Point], figure: Figure) -> Chart:
     """The median over the offered load, shaded up to the tail that n supports."""
-    key, title = figure.key, figure.name
+    tail = tail_of([p.latencies[figure.key].size for p in points])
+    drawn, medians = [], []
+    for p in points:
+        median = p.latency(figure.key, 50)
+        if p.usable and median is not None:
+            told = "more than half were cut before it"
+            if math.isfinite(median):
+                told = f"median {seconds(median)}, {p.verdict}"
+            drawn.append((p, Interval(median, median, p.latency(figure.key, tail)), told))
+            medians.append(f"{p.system} at load {p.load:g}: {told}")
+    finding = f"{figure.name}, medians: {'; '.join(medians)}"
+    y = Axis("from the intended time", log=True, text=seconds)
+    note = f"line: median, shade: up to p{tail:g}"
+    return _over_loads(points, figure.name, finding, y, note, drawn)
+
+
+def _over_loads(
+    points: Sequence[Point],
+    title: str,
+    finding: str,
+    y: Axis,
+    note: str,
+    drawn: Sequence[tuple[Point, Interval, str]],
+) -> Chart:
+    """A line and a shade a system, with a tooltip for each point that is ``drawn``; one that is not
+    usable is beside the line."""
     names = names_of(points)
-    tail = tail_of([p.latencies[key].size for p in points])
-    known = [_finite(p.latency(key, q)) for p in points for q in (50, tail)]
-    top = max((v for v in known if not math.isnan(v)), default=1.0)
+    ends = [end for _, found, _ in drawn for end in (found.value, found.high)]
+    top = max((end for end in ends if end is not None and math.isfinite(end)), default=1.0)
     lines, bands, marks = [], [], []
     for name in names:
         c = colour(name, names)
-        mine = [p for p in points if p.system == name and p.usable]
-        medians = [(p, p.latency(key, 50)) for p in mine]
-        lines.append(Line([(p.load, _finite(v)) for p, v in medians], c, name))
-        shade = [(p.load, _finite(v), _finite(p.latency(key, tail))) for p, v in medians]
-        bands.append(Band([s for s in shade if not any(map(math.isnan, s))], c))
-        for p, value in medians:
-            if value is None:
-                continue
-            if math.isinf(value):
-                tip = f"{name} at load {p.load:g}: more than half were cut before it"
-                marks.append(Mark(p.load, top, c, tip, Shape.AT_LEAST))
-            else:
-                tip = f"{name} at load {p.load:g}: median {seconds(value)}, {p.verdict}"
-                marks.append(Mark(p.load, value, c, tip, _shape(p)))
-    return Chart(
-        title=title,
-        finding=f"{title}, medians: " + "; ".join(m.tip for m in marks),
-        x=_loads(points),
-        y=Axis("from the intended time", log=True, text=seconds),
-        lines=lines, bands=bands, marks=marks,
-        note=_note(points, f"line: median, shade: up to p{tail:g}"),
-    )  # fmt: skip
+        usable = [(p.load, found) for p, found, _ in drawn if p.system == name and p.usable]
+        lines.append(Polyline([(x, found.value) for x, found in usable], c, name))
+        shade = [(x, f.low, f.high) for x, f in usable if f.low is not None and f.high is not None]
+        bands.append(Band([edges for edges in shade if all(map(math.isfinite, edges))], c))
+    for p, found, told in drawn:
+        shape = {VALID: Shape.DOT, SATURATED: Shape.HOLLOW}.get(p.verdict, Shape.CROSS)
+        tip = f"{p.system} at load {p.load:g}: {told}"
+        if math.isinf(found.value):
+            shape = Shape.AT_LEAST
+        marks.append(Mark(p.load, min(found.value, top), colour(p.system, names), tip, shape))
+    if any(p.verdict == SATURATED for p in points):
+        note += ", hollow: saturated"
+    unit = points[0].offered / points[0].load
+    loads = sorted({p.load for p in points})
+    x = Axis(f"offered load (1 = {unit:.3g} requests/s)", log=True, ticks=loads)
+    return Chart(title, finding, x, y, lines, bands, marks, note=note)
 
 
 def over_time(points: Sequence[Point], results: Sequence[Result], load: float) -> list[Chart]:
     """One seed at one load: how many rows each iteration had, and the latency of each request."""
     names = names_of(points)
-    here = [r for r in final(results) if r.job.load == load]
-    seed = min((r.job.seed for r in here), default=0)
-    shown = sorted((r for r in here if r.job.seed == seed), key=lambda r: names.index(r.job.system))
-    rows, marks = [], []
+    shown = sorted(
+        (r for r in pictured(results) if r.job.load == load),
+        key=lambda r: names.index(r.job.system),
+    )
+    rows = []
     for r in shown:
-        c = colour(r.job.system, names)
         t, y = batch_sizes(r)
         if t.size:
-            rows.append(Line(list(zip(t.tolist(), y.tolist(), strict=True)), c, r.job.system,
-                             steps=True))  # fmt: skip
-        for _, o in _thinned([(seed, o) for o in r.run.outcomes if o.ok or o.unfinished]):
-            value = _e2e(o) if o.ok else max(o.left_s - o.origin_s, 1e-4)
-            tip = (
-                f"{r.job.system}, request {o.index}: {'' if o.ok else 'cut after '}{seconds(value)}"
-            )
-            shape = Shape.DOT if o.ok else Shape.AT_LEAST
-            marks.append(Mark(o.origin_s, value, c, tip, shape, small=True))
+            steps = list(zip(t.tolist(), y.tolist(), strict=True))
+            rows.append(Polyline(steps, colour(r.job.system, names), r.job.system, steps=True))
+    each = requests.over_time(f"Latency of each request, load {load:g}", asked(points, shown))
+    if not rows:
+        return [each]
     most = ", ".join(f"{line.label} {max(y for _, y in line.points):.0f}" for line in rows)
-    charts = []
-    if rows:
-        charts.append(
-            Chart(
-                title=f"Rows in each iteration, load {load:g}",
-                finding=f"Largest batch at load {load:g}: {most}.",
-                x=Axis("seconds since the run began"),
-                y=Axis("rows", low=0.0),
-                lines=rows,
-            )
-        )
-    charts.append(
-        Chart(
-            title=f"Latency of each request, load {load:g}",
-            finding=f"The end-to-end latency of {len(marks)} requests by their intended time.",
-            x=Axis("intended time in seconds"),
-            y=Axis("intended time to end of response", log=True, text=seconds),
-            marks=marks,
-            note="triangle: cut, took longer",
-        )
+    batches = Chart(
+        title=f"Rows in each iteration, load {load:g}",
+        finding=f"Largest batch at load {load:g}: {most}.",
+        x=Axis("seconds since the run began"),
+        y=Axis("rows", low=0.0),
+        lines=rows,
     )
-    return charts
+    return [batches, each]
 
 
 def batch_sizes(result: Result) -> tuple[Floats, Floats]:
@@ -241,36 +181,3 @@ def tail_of(counts: Sequence[int]) -> float:
     """The highest percentile that most of these samples support."""
     typical = float(np.median(counts)) if counts else 0.0
     return next((p for p in (99.0, 95.0, 90.0) if typical >= least_n(p)), 90.0)
-
-
-def _e2e(o: Outcome) -> float:
-    return (o.end_s or 0.0) - o.origin_s
-
-
-def _thinned(asked: Sequence[tuple[int, Outcome]]) -> Sequence[tuple[int, Outcome]]:
-    return asked[:: max(1, math.ceil(len(asked) / _DRAWN))]
-
-
-def _binned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
-    """Mean size, and quartiles of the latency, of up to ten groups of equal numbers."""
-    parts = np.array_split(np.argsort(x, kind="stable"), max(1, min(10, x.size // 8)))
-    return [(float(x[p].mean()), *np.quantile(y[p], (0.25, 0.5, 0.75)).tolist()) for p in parts]
-
-
-def _shape(p: Point) -> Shape:
-    return {VALID: Shape.DOT, SATURATED: Shape.HOLLOW}.get(p.verdict, Shape.CROSS)
-
-
-def _note(points: Sequence[Point], text: str) -> str:
-    return text + (", hollow: saturated" if any(p.verdict == SATURATED for p in points) else "")
-
-
-def _loads(points: Sequence[Point]) -> Axis:
-    loads = sorted({p.load for p in points})
-    unit = points[0].offered / points[0].load
-    title = f"offered load (1 = {unit:.3g} requests/s)"
-    return Axis(title, log=True, ticks=loads)
-
-
-def _finite(value: float | None) -> float:
-    return math.nan if value is None or not math.isfinite(value) else value

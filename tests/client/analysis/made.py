@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from client.analysis.comparison.results import Job, Result
+from client.analysis.comparison.results import Calibration, Job, Result
+from client.analysis.fairness import Isolated
 from client.analysis.gates import judge
 from client.analysis.metrics import measure
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Request, seal
+
+# one request at a time on the baseline, as it is where nothing depends on it
+CALIBRATION = Calibration(
+    baseline="nobatch", capacity=1.0, isolated=Isolated(0.1, 0.0, 0.1), ttft_s=0.1, longest_s=1.0,
+    start_s=1.0, streamed=True, requests=10,
+)  # fmt: skip
 
 
 def outcome(

@@ -9,28 +9,27 @@ server gives exactly its service rate. The other is faster and plays the same ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from client.analysis.comparison.headline import headline
-from client.analysis.comparison.results import Calibration, Job, Played
+from client.analysis.comparison.results import Job, Played
 from client.analysis.comparison.summary import measured_together, points
 from client.analysis.fairness import Isolated
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Workload
+from tests.client.analysis.made import CALIBRATION
 
 Floats = npt.NDArray[np.float64]
 
 COMPARISONS, SEEDS, TOKENS, DRAIN_S = 500, 6, 10, 25.0
 SLOW, FAST = 1.0, 1.5  # requests a second of a busy server
-CALIBRATION = Calibration(
-    baseline="slow", capacity=SLOW, isolated=Isolated(0.0, 0.0, 1 / TOKENS), ttft_s=0.1,
-    longest_s=5.0, start_s=1.0, streamed=False, requests=100,
-)  # fmt: skip
+SLOW_ALONE = replace(CALIBRATION, baseline="slow", isolated=Isolated(0.0, 0.0, 1 / TOKENS))
 
 
 def departures(arrivals: Floats, service: Floats) -> Floats:
@@ -86,7 +85,7 @@ def as_run(arrivals: Floats, ends: Floats, grid: Floats, workload: Workload) -> 
 
 def compared(played: list[Played]) -> dict[str, Interval | None]:
     results = measured_together(played, None)
-    found = headline(results, points(results, CALIBRATION), Objectives(), 0.9)
+    found = headline(results, points(results, SLOW_ALONE), Objectives(), 0.9)
     throughput = [r.throughput for r in found.limit_ratios if r.of == "fast"]
     e2e = [p.ratios["e2e"] for p in found.pairs if p.of == "fast"]
     tails = [p.tails["e2e_p99"] for p in found.pairs if p.of == "fast"]

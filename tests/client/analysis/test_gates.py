@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from client.analysis.comparison.headline import headline
-from client.analysis.comparison.results import Calibration, Result
+from client.analysis.comparison.results import Result
 from client.analysis.comparison.summary import final, points, verdict_of
-from client.analysis.fairness import Isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.metrics import Objectives, measure
 from client.load.records import Run
 from client.load.servers.system import NO_WAIT
-from tests.client.analysis.made import outcome, result, run_of, steady
+from tests.client.analysis.made import CALIBRATION, outcome, result, run_of, steady
 
 
 def test_a_run_on_time_is_valid() -> None:
@@ -157,12 +156,6 @@ def test_an_interrupted_run_is_measured_up_to_its_end_and_left_out_of_comparison
     empty = replace(cut, outcomes=())
     results = [result(run, seed) for seed, run in enumerate((run_of([outcome()]), cut, empty))]
     assert [r.job.seed for r in final(results)] == [0]
-
-
-CALIBRATION = Calibration(
-    baseline="nobatch", capacity=1.0, isolated=Isolated(0.1, 0.0, 0.1), ttft_s=0.1, longest_s=1.0,
-    start_s=1.0, streamed=True, requests=10,
-)  # fmt: skip
 
 
 def queue(grows_s: float, noise_s: float, seed: int) -> Run:

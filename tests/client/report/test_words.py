@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair
+from client.analysis.comparison.results import Bracket, Headline, LimitRatio, Pair, Peak
 from client.analysis.comparison.summary import Point
 from client.analysis.figures import LATENCIES
 from client.analysis.metrics import Objectives
@@ -36,8 +36,8 @@ def headline(**parts: object) -> Headline:
     return Headline(objectives=goal, share=0.9, **{**empty, **parts})  # type: ignore[arg-type]
 
 
-def limit(name: str, load: float, tokens_per_s: float) -> Limit:
-    return Limit(name, load, Interval(tokens_per_s, None, None), 70, 8.0)
+def limit(name: str, load: float, tokens_per_s: float) -> Peak:
+    return Peak(name, load, Interval(tokens_per_s, None, None), 70, 8.0)
 
 
 def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
@@ -51,7 +51,7 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     throughput, latency, capacity = sentences(found, POINTS, {})
     assert "load 8), dynamic batching delivered 2,190 output tokens a second" in throughput
     assert "6.0 times [5.4, 6.7] those of one request at a time (load 2.7)" in throughput
-    (row,) = (row.cells for row in limit_table(found).rows if row.cells[0] == "dynamic")
+    (row,) = (row for row in limit_table(found).rows if row[0] == "dynamic")
     assert row[1:] == ("8", "2,190", "70", "8 s", "6.00 [5.40, 6.70]")
     assert "within 19 ms (10 requests) with dynamic batching and within 140 ms (10" in latency
     assert "no difference is certain" not in latency

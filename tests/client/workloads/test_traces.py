@@ -11,7 +11,7 @@ import pytest
 
 from client.workloads.recipe import Recipe, make, varied
 from client.workloads.spec import SpecError
-from client.workloads.traces import Trace, read_trace
+from client.workloads.traces import LoadTrace, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -41,7 +41,7 @@ b,11.0,900,12
 """
 
 
-def read(tmp_path: Path, text: str, options: str) -> Trace:
+def read(tmp_path: Path, text: str, options: str) -> LoadTrace:
     path = tmp_path / "trace"
     path.write_text(text)
     name, _, rest = options.partition(",")
@@ -51,38 +51,41 @@ def read(tmp_path: Path, text: str, options: str) -> Trace:
 
 def test_azure_is_sorted_and_keeps_seven_digits_and_drops_empty_answers(tmp_path: Path) -> None:
     trace = read(tmp_path, AZURE, "azure")
-    assert trace.times.tolist() == pytest.approx([0.0, 1.31941, 4.314579], abs=2e-6)
-    assert trace.prompt_tokens.tolist() == [374, 879, 396]
-    assert trace.output_tokens.tolist() == [44, 55, 109]
+    assert trace.rows["at_s"].tolist() == pytest.approx([0.0, 1.31941, 4.314579], abs=2e-6)
+    assert trace.rows["prompt_tokens"].tolist() == [374, 879, 396]
+    assert trace.rows["output_tokens"].tolist() == [44, 55, 109]
     assert "1 dropped" in trace.note
 
 
 def test_azure_2024_has_a_zone(tmp_path: Path) -> None:
-    assert read(tmp_path, AZURE_2024, "azure").times.tolist() == pytest.approx([0, 0.007405])
+    assert read(tmp_path, AZURE_2024, "azure").rows["at_s"].tolist() == pytest.approx([0, 0.007405])
 
 
 def test_burstgpt_drops_failures_and_can_keep_one_model(tmp_path: Path) -> None:
     trace = read(tmp_path, BURSTGPT, "burstgpt")
-    assert trace.times.tolist() == [0.0, 40.5, 113.0]
-    assert trace.output_tokens.tolist() == [18, 230, 276]
+    assert trace.rows["at_s"].tolist() == [0.0, 40.5, 113.0]
+    assert trace.rows["output_tokens"].tolist() == [18, 230, 276]
     only = read(tmp_path, BURSTGPT, "burstgpt,model=GPT-4")
-    assert only.prompt_tokens.tolist() == [417]
+    assert only.rows["prompt_tokens"].tolist() == [417]
 
 
 def test_mooncake_is_in_milliseconds_and_can_be_dequantised(tmp_path: Path) -> None:
     trace = read(tmp_path, MOONCAKE, "mooncake")
-    assert trace.times.tolist() == [0.0, 0.0, 3.0]
+    assert trace.rows["at_s"].tolist() == [0.0, 0.0, 3.0]
     spread = read(tmp_path, MOONCAKE, "mooncake,dequantise=3")
-    assert len(set(spread.times.tolist())) == 3
-    assert spread.times.min() >= 0
-    assert spread.times.max() < 6
-    assert sorted(spread.output_tokens.tolist()) == [490, 500, 794]
+    assert len(set(spread.rows["at_s"].tolist())) == 3
+    assert spread.rows["at_s"].min() >= 0
+    assert spread.rows["at_s"].max() < 6
+    assert sorted(spread.rows["output_tokens"].tolist()) == [490, 500, 794]
 
 
 def test_a_plain_csv_is_a_trace(tmp_path: Path) -> None:
     trace = read(tmp_path, CSV, "csv")
-    assert trace.times.tolist() == [0.0, 0.5]
-    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([120, 900], [40, 12])
+    assert trace.rows["at_s"].tolist() == [0.0, 0.5]
+    assert (trace.rows["prompt_tokens"].tolist(), trace.rows["output_tokens"].tolist()) == (
+        [120, 900],
+        [40, 12],
+    )
 
 
 def long_trace(tmp_path: Path, size: int = 80) -> str:
@@ -141,10 +144,14 @@ def test_a_header_holds_what_of_the_recipe_has_an_effect(tmp_path: Path) -> None
 
 def test_a_trace_can_be_cut_scaled_and_limited(tmp_path: Path) -> None:
     cut = read(tmp_path, BURSTGPT, "burstgpt,window=30/120")
-    assert cut.times.tolist() == [10.5, 83.0]
+    assert cut.rows["at_s"].tolist() == [10.5, 83.0]
     assert cut.duration_s == 90.0
-    assert read(tmp_path, BURSTGPT, "burstgpt,time_scale=0.5").times.tolist() == [0, 20.25, 56.5]
-    assert read(tmp_path, BURSTGPT, "burstgpt,limit=2").times.size == 2
+    assert read(tmp_path, BURSTGPT, "burstgpt,time_scale=0.5").rows["at_s"].tolist() == [
+        0,
+        20.25,
+        56.5,
+    ]
+    assert read(tmp_path, BURSTGPT, "burstgpt,limit=2").rows["at_s"].size == 2
 
 
 def test_servegen_clients_are_superposed_at_their_rates(tmp_path: Path) -> None:
@@ -164,17 +171,20 @@ def test_servegen_clients_are_superposed_at_their_rates(tmp_path: Path) -> None:
             )
         )
     trace = read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(1))
-    counts = [int(np.sum((trace.times >= a) & (trace.times < a + 600))) for a in (0, 600, 1200)]
+    counts = [
+        int(np.sum((trace.rows["at_s"] >= a) & (trace.rows["at_s"] < a + 600)))
+        for a in (0, 600, 1200)
+    ]
     assert counts[1] == 0
     assert counts[0] == pytest.approx(1500, abs=6 * 1.5 * 1500**0.5)
     assert counts[2] == pytest.approx(1500, abs=6 * 2.0 * 1500**0.5)
-    assert set(trace.prompt_tokens.tolist()) == {100, 103, 200}
-    assert set(trace.output_tokens.tolist()) == {7}
+    assert set(trace.rows["prompt_tokens"].tolist()) == {100, 103, 200}
+    assert set(trace.rows["output_tokens"].tolist()) == {7}
     later = read_trace(
         f"trace:servegen,path={tmp_path},window=1200/1300", np.random.SeedSequence(1)
     )
     assert later.duration_s == 100
-    assert later.times.max() < 100
+    assert later.rows["at_s"].max() < 100
 
 
 def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
@@ -220,6 +230,9 @@ def test_a_malformed_line_is_refused_with_file_line_and_expectation(
 
 def test_a_servegen_folder_without_profiles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="chunk-0-trace"):
+        read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(0))
+    (tmp_path / "chunk-0-trace.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match=r"chunk-0-trace\.csv: cannot be read as text"):
         read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(0))
     (tmp_path / "chunk-0-trace.csv").write_text("0,1,1,Pareto,1,1\n")
     with pytest.raises(SpecError, match=r"chunk-0-trace\.csv:1: expected"):

@@ -12,10 +12,11 @@ import pytest
 import tiktoken
 
 from client.workload import main
-from client.workloads.data import draw, make_prompts, parse_sizes
+from client.workloads.lengths import draw, parse_sizes
+from client.workloads.prompts import plain_prompts, words_of
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.words import VOCABULARY, vocabulary_words
+from client.workloads.words import VOCABULARY, embedded_words, vocabulary_words
 from client.workloads.workload_file import WorkloadError, read_workload, write_workload
 
 RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
@@ -132,7 +133,7 @@ def test_prompts_of_words_have_exactly_their_length_in_tokens_of_the_embedded_vo
 
     encoding: tiktoken.Encoding = load_embedded_encoding()
     lengths = np.random.default_rng(0).integers(1, 65, 300)
-    prompts = make_prompts("words", lengths, np.random.default_rng(1))
+    prompts = words_of(lengths, np.random.default_rng(1), embedded_words())
     assert prompts.tokens == lengths.tolist()
     assert [len(encoding.encode_ordinary(text)) for text in prompts.texts] == prompts.tokens
     assert len(vocabulary_words(VOCABULARY)[1]) > 100
@@ -148,15 +149,14 @@ def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
     ]
     share = tmp_path / "share.json"
     share.write_text(json.dumps(entries))
-    sizes = np.full(40, 5)
     rng = np.random.default_rng(0)
-    assert set(make_prompts(f"lines:{lines}", sizes, rng).texts) == {"one", "two"}
-    assert set(make_prompts(f"sharegpt:{share}", sizes, rng).texts) == {"hello"}
+    assert set(plain_prompts(f"lines:{lines}", 40, rng).texts) == {"one", "two"}
+    assert set(plain_prompts(f"sharegpt:{share}", 40, rng).texts) == {"hello"}
     share.write_text('[{"conversations": 3}]')
     with pytest.raises(SpecError, match=r"share\.json: entry 0: expected"):
-        make_prompts(f"sharegpt:{share}", sizes, rng)
+        plain_prompts(f"sharegpt:{share}", 40, rng)
     with pytest.raises(SpecError, match="No such file"):
-        make_prompts(f"lines:{tmp_path / 'none'}", sizes, rng)
+        plain_prompts(f"lines:{tmp_path / 'none'}", 40, rng)
 
 
 def test_the_command_makes_shows_and_describes(

@@ -1,20 +1,20 @@
-"""What is stated of two systems at a load: medians and tails, over the one that comes first."""
+"""What is stated of two systems at a load: medians and tails, over the one that comes first; and of
+a server that was left out."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from client.analysis.comparison.headline import headline
-from client.analysis.comparison.results import Calibration, Pair, Result
-from client.analysis.comparison.summary import points
-from client.analysis.fairness import Isolated
+from client.analysis.comparison.results import Loss, Pair, Result
+from client.analysis.comparison.summary import final, paired, points, runs_by_seed
+from client.analysis.figures import THROUGHPUT
 from client.analysis.metrics import Objectives
-from tests.client.analysis.made import outcome, result, steady
+from client.analysis.statistics import Interval
+from tests.client.analysis.made import CALIBRATION, outcome, result, run_of, steady
 
-CALIBRATION = Calibration(
-    baseline="dynamic:hrrn", capacity=10.0, isolated=Isolated(0.0, 0.0, 0.1), ttft_s=0.1,
-    longest_s=1.0, start_s=1.0, streamed=True, requests=100,
-)  # fmt: skip
 SLOW_S = {"dynamic:hrrn": 1.0, "dynamic:vtc": 0.5}  # TTFT of one request in 25; 0.2 of the others
 
 
@@ -28,7 +28,7 @@ def played(system: str, seed: int, requests: int) -> Result:
 
 def compared(requests: int) -> Pair:
     results = [played(system, seed, requests) for seed in range(4) for system in sorted(SLOW_S)]
-    table = points(results, CALIBRATION)
+    table = points(results, replace(CALIBRATION, baseline="dynamic:hrrn"))
     assert [point.verdict for point in table] == ["VALID", "VALID"]
     (pair,) = headline(results, table, Objectives(), 0.9).pairs
     return pair
@@ -49,3 +49,42 @@ def test_too_few_requests_of_all_seeds_together_have_no_p99() -> None:
     pair = compared(requests=75)
     assert pair.ratios["ttft"] is not None
     assert pair.tails["ttft_p99"] is None
+
+
+def ran(system: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
+    """A run of ten seconds that delivered so many tokens."""
+    run = run_of([outcome(tokens=tokens, gap=0.01)])
+    made = result(run, seed, system=system)
+    return replace(made, job=replace(made.job, repeat=repeat))
+
+
+def ratio(results: list[Result]) -> Interval | None:
+    dynamic, static = (runs_by_seed(results, name, 1.0) for name in ("dynamic", "static"))
+    return paired(dynamic, static, THROUGHPUT)
+
+
+def test_a_system_that_ran_before_and_after_the_others_counts_with_the_mean_of_both() -> None:
+    """So a machine that slows down by a tenth a run gives the ratio that a steady one gives."""
+    results = [
+        result
+        for seed in range(2)
+        for result in (
+            ran("dynamic", seed, 200, repeat=True),
+            ran("static", seed, 90),
+            ran("dynamic", seed, 162),
+        )
+    ]
+    both = ratio(results)
+    assert both is not None
+    assert both.value == pytest.approx(2.0)
+    alone = ratio(final(results))
+    assert alone is not None
+    assert alone.value == pytest.approx(1.8)
+
+
+def test_the_last_line_of_the_log_says_at_once_what_was_wrong() -> None:
+    reason = "it ended; the end of its log:\nloading\n--policy is 'vcc'; allowed: vtc"
+    assert Loss("it", "before the first run", reason).headline == (
+        "it failed before the first run: it ended; the end of its log: --policy is 'vcc'; "
+        "allowed: vtc"
+    )

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import hypothesis.strategies as st
 from hypothesis import given
 
-from client.report.html.chart import Axis, Band, Bar, Chart, Line, Mark, draw
+from client.report.html.chart import Axis, Band, Bar, Chart, Mark, Polyline, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 values = st.floats(1e-6, 1e6)
@@ -43,7 +43,7 @@ def test_larger_values_stand_further_right_and_higher() -> None:
 
 
 def test_a_missing_value_interrupts_its_line() -> None:
-    line = Line([(0, 1), (1, 2), (2, math.nan), (3, 4), (4, 5)], "#abcdef", "a")
+    line = Polyline([(0, 1), (1, 2), (2, math.nan), (3, 4), (4, 5)], "#abcdef", "a")
     path = next(p for p in drawn(lines=[line]).iter(f"{SVG}path") if p.get("stroke") == "#abcdef")
     assert path.attrib["d"].count("M") == 2
 
@@ -56,5 +56,5 @@ def test_text_of_others_is_escaped_and_the_finding_is_the_alternative_text() -> 
 
 def test_a_chart_of_nothing_is_still_a_chart() -> None:
     assert drawn().tag == f"{SVG}svg"
-    drawn(x=Axis("x", log=True), y=Axis("y", log=True), lines=[Line([], "#000", "a")])
+    drawn(x=Axis("x", log=True), y=Axis("y", log=True), lines=[Polyline([], "#000", "a")])
     drawn(bands=[Band([], "#000")], bars=[Bar(0, 0, 0, 0, "#000")])

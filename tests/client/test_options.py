@@ -1,16 +1,20 @@
-"""An option without effect, and a number that is not allowed, are refused on every command line."""
+"""What options ask for; one without effect, or a number that is not allowed, is refused on every
+command line."""
 
 from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 
 from client import capacity
+from client.load.servers.processes import ROOT
 from client.options import client, compare
 from client.options.rules import RULES, check
 from client.workloads.spec import SpecError
+from client.workloads.workload_file import Workload
 
 CLIENT, COMPARE, CAPACITY = client.parser(), compare.parser(), capacity.parser()
 RUNNING = "--modes '' --target a=http://h"
@@ -100,3 +104,64 @@ def test_every_rule_is_about_options_that_some_command_has() -> None:
         "--requests", "server_options",
     }  # fmt: skip
     assert {name for rule in RULES for name in rule.options} <= known
+
+
+def made(options: str) -> Workload:
+    """What would be sent."""
+    args = CLIENT.parse_args(shlex.split(options))
+    check(args)
+    return client.workload_of(args)
+
+
+def test_a_duration_sends_what_the_rate_makes_of_it() -> None:
+    workload = made("--duration 20 --rate 3")
+    assert len(workload.requests) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ("--numtokens_range 3 5", {3, 5}),
+        ("--selection range --numtokens_range 2", {2}),
+        ("--selection buckets", set(range(5, 150, 5))),
+    ],
+)
+def test_the_originals_options_choose_the_lengths(options: str, allowed: set[int]) -> None:
+    assert {r.output_tokens for r in made(options).requests} <= allowed
+
+
+def test_a_duration_ends_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:15:4{i}.0000000,3,2\n" for i in range(6))
+    )
+    workload = made(f"--arrivals trace:azure,path={path} --duration 2.5")
+    assert [r.at_s for r in workload.requests] == [0.0, 1.0, 2.0]
+    assert workload.duration_s == 2.5
+
+
+def test_policies_are_servers_of_their_own_and_the_first_one_is_the_baseline() -> None:
+    asked = ["--modes", "dynamic:hrrn,dynamic:vtc", "--", "--max-batch-size", "8"]
+    first, second = compare.options_from(COMPARE.parse_args(asked)).systems
+    for system, policy in ((first, "hrrn"), (second, "vtc")):
+        assert system.name == f"dynamic:{policy}"
+        assert system.command == (
+            str(ROOT / "server.sh"), "dynamic", "--model", "embedded", "--policy", policy,
+            "--prefix-caching", "false", "--max-batch-size", "8",
+        )  # fmt: skip
+        assert (system.target, system.beside) == (None, None)
+
+
+def test_a_policy_of_ones_own_keeps_the_colon_of_its_class() -> None:
+    asked = ["--modes", "dynamic,dynamic:my_policies:ShortestFirst"]
+    own = compare.options_from(COMPARE.parse_args(asked)).systems[1]
+    assert own.name == "dynamic:my_policies:ShortestFirst"
+    assert own.command is not None
+    assert own.command[4:6] == ("--policy", "my_policies:ShortestFirst")
+
+
+def test_policies_of_other_modes_and_the_same_policy_twice_are_refused() -> None:
+    for modes in ("static:vtc,dynamic", "dynamic:", "dynamic:vtc,dynamic:vtc", "vtc"):
+        with pytest.raises(SpecError, match="and dynamic:POLICY"):
+            compare.options_from(COMPARE.parse_args(["--modes", modes]))
