@@ -160,11 +160,12 @@ def _completed(run: Run) -> Floats:
     return np.array([(ends_s(run) <= run.workload.duration_s).sum() + 0.5])
 
 
+LATENCIES = {
+    f"{figure.key}_p{rank}": Metric(f"{figure.name} p{rank}", _of(figure), rank)
+    for figure, rank in itertools.product((TTFT, TPOT, ITL, E2E), (50, 99))
+}
 METRICS = {
-    **{
-        f"{figure.key}_p{rank}": Metric(f"{figure.name} p{rank}", _of(figure), rank)
-        for figure, rank in itertools.product((TTFT, TPOT, ITL, E2E), (50, 99))
-    },
+    **LATENCIES,
     "ttft_mean": Metric("mean TTFT", _of(TTFT)),
     "e2e_mean": Metric("mean E2E", _of(E2E)),
     "latency_per_token_mean": Metric(
@@ -186,7 +187,6 @@ METRICS = {
         text="{:.3g}/s".format,
     ),
 }
-LATENCIES = tuple(f"{name}_p{rank}" for name in ("ttft", "tpot", "itl", "e2e") for rank in (50, 99))
 
 
 def shown(run: Run, metric: str) -> list[str]:

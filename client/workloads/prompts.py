@@ -171,9 +171,7 @@ def conversation_times(
     rng: np.random.Generator,
 ) -> Levels:
     """When the n turns come, conversation by conversation, from when those begin; in seconds."""
-    gaps = rng.exponential(kind.gap, (starts.size, kind.turns)) if kind.gap else None
-    if gaps is None:
-        return np.repeat(starts, kind.turns)[:n]
+    gaps = rng.exponential(kind.gap, (starts.size, kind.turns))
     gaps[:, 0] = 0.0
     return (starts[:, None] + np.cumsum(gaps, axis=1)).ravel()[:n]
 

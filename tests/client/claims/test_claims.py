@@ -59,16 +59,17 @@ def test_what_was_written_is_concluded_again_from_the_runs(
     found = write(tmp_path / "sleep" / "fast", played, None)
     assert again(tmp_path / "sleep" / "fast") == found
     assert [one["policy"] for one in recorded(tmp_path)] == ["fast"]
-    # a busy machine's noise may be too large for the few short runs to be trusted
-    repeats = found["traffic"]["trust"]
+    # a busy machine's noise may be too large for the few short runs to be seen or to be trusted
+    repeats, below = found["traffic"]["trust"], found["traffic"]["ratio"]["high"] < 1
     believed = repeats["nothing"] <= MOST_FALSE and repeats["planted"] >= LEAST_TRUE
-    verdict = SEEN if believed else TOO_CLOSE
+    verdict = SEEN if below and believed else TOO_CLOSE
     assert found["traffic"]["verdict"] == verdict
     assert found["traffic"]["ratio"]["value"] < 0.6
     assert repeats["nothing"] <= 0.2
     assert (tmp_path / "sleep" / "fast" / "picture.svg").read_text().startswith("<svg")
-    for words in (verdict.upper(), "below 1", "smallest visible effect", "baseline against itself"):
+    for words in (verdict.upper(), "smallest visible effect", "baseline against itself"):
         assert words in as_text(found)
+    assert ("below 1" in as_text(found)) == below
     assert "fast" in summary([found]).as_text()
     text = filled("<!-- measured: fast -->\nold\n<!-- end -->", [found], "results/x")
     assert "results/x/sleep/fast/picture.svg" in text
