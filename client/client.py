@@ -1,7 +1,7 @@
 """The load generator on the command line: one prompt, a hundred samples, or any workload file.
 
-Runs as ``cd client && python client.py`` and as ``python -m client.client``. Reads the server's
-IP and PORT from the environment or client/.env; any other server is a ``--target``.
+Runs as ``python client/client.py``, in any folder, and as ``python -m client.client``. Reads the
+server's IP and PORT from the environment or client/.env; any other server is a ``--target``.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from tests.client.conftest import StartServer
 
 
 def client(
-    *options: str, folder: Path = ROOT / "client", **environment: str
+    *options: str, folder: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "client.py", *options],
+        [sys.executable, ROOT / "client/client.py", *options],
         cwd=folder, capture_output=True, text=True, timeout=300,
         env={**os.environ, **environment},
     )  # fmt: skip

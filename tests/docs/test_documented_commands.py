@@ -190,7 +190,7 @@ def run(
         "curl": lambda: ask(args),
     }
     match Path(program).name, args:
-        case "python", ["client.py", *rest]:
+        case "python", ["client/client.py", *rest]:
             play(rest)
         case "python", ["-m", name, *rest]:
             module(name, rest, monkeypatch)
