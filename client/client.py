@@ -22,8 +22,8 @@ from dotenv import load_dotenv
 if __package__ in (None, ""):  # run as a script: this folder is not the package's parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from client.analysis.gates import FAILED, judge
-from client.analysis.metrics import Objectives, measure, parse_objectives
+from client.analysis.gates import FAILED
+from client.analysis.metrics import Objectives, parse_objectives
 from client.load.deferred import JobRun, split
 from client.load.http.dialects import Native
 from client.load.http.target import Target, parse_target
@@ -38,7 +38,7 @@ from client.load.vocabulary import served_words
 from client.load.workers import Crew, WorkerError
 from client.options.client import makes_words, parser, workload_of
 from client.options.rules import check
-from client.report.run import OneRun, run_figures, run_text, write_run_report
+from client.report.run import Facts, judged, run_figures, run_text, write_run_report
 from client.selftest import self_test
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError
@@ -122,8 +122,6 @@ def _run(
     counted = None
     if before is not None and after is not None:
         counted = after - before - (0 if job is None else job.output_tokens)
-    measured = measure(run, objectives, args.warmup)
-    verdict = judge(run, measured, counted)
     environment = {
         "machine": machine(),
         "versions": versions(),
@@ -131,7 +129,7 @@ def _run(
         "client_processes": args.workers or 1,
         "sharing": _sharing(target),
     }
-    one = OneRun(run, measured, verdict, objectives, args.warmup, stats, counted, job, environment)
+    one = judged(run, Facts(objectives, args.warmup, stats, counted, job, environment))
     if args.out is not None:
         write_run_report(args.out, one)
     if args.json:
@@ -140,7 +138,7 @@ def _run(
         print(run_text(one))
         if args.out is not None:
             print(args.out / "report.html")
-    failed = verdict.word == FAILED or (job is not None and job.error is not None)
+    failed = one.verdict.word == FAILED or (job is not None and job.error is not None)
     return 130 if run.interrupted else 1 if failed else 0
 
 

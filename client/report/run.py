@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,14 @@ _PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with th
 
 
 @dataclass(frozen=True, slots=True)
-class OneRun:
-    """A run with its figures and further facts.
+class Facts:
+    """What is kept of a run besides its records.
 
     ``warm_up_s`` is None if the warm-up was to be found. ``server`` is the server's last /stats,
     ``handled`` the tokens that it counted during the run, None if it does not count.
     ``environment`` names the client's machine, versions and commit.
     """
 
-    run: Run
-    measured: RunFigures
-    verdict: RunVerdict
     objectives: Objectives | None
     warm_up_s: float | None
     server: dict[str, Any] | None
@@ -54,9 +51,24 @@ class OneRun:
     environment: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class OneRun:
+    """A run with its figures."""
+
+    run: Run
+    facts: Facts
+    measured: RunFigures
+    verdict: RunVerdict
+
+
+def judged(run: Run, facts: Facts) -> OneRun:
+    measured = measure(run, facts.objectives, facts.warm_up_s)
+    return OneRun(run, facts, measured, judge(run, measured, facts.handled))
+
+
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
-    stats, verdict = one.server, one.verdict
+    stats, verdict = one.facts.server, one.verdict
     lines = [_latency_table(one, _PRINTED_FIGURES, _PRINTED).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
@@ -75,7 +87,7 @@ def _server_line(stats: dict[str, Any] | None) -> str | None:
 
 def run_figures(one: OneRun) -> dict[str, Any]:
     """All figures of a run under plain names, in seconds, requests and tokens."""
-    run, m, verdict, job = one.run, one.measured, one.verdict, one.job
+    run, m, verdict, job = one.run, one.measured, one.verdict, one.facts.job
     return {
         "verdict": verdict.word,
         "reason": verdict.reason,
@@ -116,18 +128,10 @@ def write_run_report(folder: Path, one: OneRun) -> None:
     run = one.run
     folder.mkdir(parents=True, exist_ok=True)
     write_workload(run.workload, folder / "workload.jsonl")
-    about = {
-        "objectives": None if one.objectives is None else asdict(one.objectives),
-        "warm_up_s": one.warm_up_s,
-        "server": one.server,
-        "handled": one.handled,
-        "job": None if one.job is None else asdict(one.job),
-        "environment": one.environment,
-    }
-    write_raw([(about, run)], folder / "runs.jsonl.gz")
+    write_raw([(asdict(one.facts), run)], folder / "runs.jsonl.gz")
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
     write_deliveries(((run.target, o) for o in run.outcomes), folder / "tokens.csv")
-    figures = {**run_figures(one), **one.environment, "server": one.server}
+    figures = {**run_figures(one), **one.facts.environment, "server": one.facts.server}
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_run_page(folder / "report.html", one)
 
@@ -139,20 +143,15 @@ def read_run(folder: Path) -> OneRun:
     path = folder / "runs.jsonl.gz"
     for about, run in read_raw(path, {workload.sha256: workload}.__getitem__):
         goal, job = about["objectives"], about["job"]
-        objectives = None if goal is None else Objectives(**goal)
-        warm_up_s = about["warm_up_s"]
-        measured = measure(run, objectives, warm_up_s)
-        return OneRun(
-            run, measured, judge(run, measured, about["handled"]), objectives, warm_up_s,
-            about["server"], about["handled"], None if job is None else Job(**job),
-            about["environment"],
-        )  # fmt: skip
+        about["objectives"] = None if goal is None else Objectives(**goal)
+        about["job"] = None if job is None else Job(**job)
+        return judged(run, Facts(**{field.name: about[field.name] for field in fields(Facts)}))
     raise RawError(f"{path}: contains no run")
 
 
 def write_run_page(path: Path, one: OneRun) -> None:
-    run, stats = one.run, one.server
-    sharing = one.environment.get("sharing", "")  # an earlier version kept none
+    run, stats = one.run, one.facts.server
+    sharing = one.facts.environment.get("sharing", "")  # an earlier version kept none
     table = server_table([(run.target, [stats or {}])], "/stats after the run")
     asked = Asked(run.target, END_COLOUR, [(0, o) for o in run.outcomes])
     by_size = by_tokens("Latency by requested tokens", [asked])
@@ -163,7 +162,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
     )
     folds = [
         Fold("workload", json.dumps(dict(run.workload.generator), indent=1)),
-        Fold("environment", json.dumps(one.environment, indent=1)),
+        Fold("environment", json.dumps(one.facts.environment, indent=1)),
     ]
     if stats is not None:
         folds.append(Fold("the server's /stats", json.dumps(stats, indent=1)))
@@ -208,15 +207,15 @@ def _sentences(one: OneRun) -> list[str]:
             f"Half of the requests got {first}the whole response within "
             f"{seconds(e2e['p50'])}{tail}."
         )
-    judged = (
+    trusted = (
         "The run passed every gate: its figures are valid"
         if verdict.word == VALID
         else f"The run is {verdict.word}, for the reason below"
     )
-    judged += f", except those marked {VOID}." if verdict.voids else "."
-    if one.objectives is not None and m.attained is not None:
-        judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
-    return [*sentences, judged]
+    trusted += f", except those marked {VOID}." if verdict.voids else "."
+    if one.facts.objectives is not None and m.attained is not None:
+        trusted = f"{m.attained:.1%} of them met {objectives_text(one.facts.objectives)}. {trusted}"
+    return [*sentences, trusted]
 
 
 def _known(one: OneRun, figures: Sequence[Figure]) -> list[Figure]:
@@ -243,9 +242,9 @@ def _mark(one: OneRun, figure: str) -> str:
 
 
 def _lines(one: OneRun) -> list[str]:
-    run, m, job = one.run, one.measured, one.job
+    run, m, job = one.run, one.measured, one.facts.job
     lines = [
-        f"server: {described(one.server) or 'unknown, since no /stats were read'}",
+        f"server: {described(one.facts.server) or 'unknown, since no /stats were read'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "

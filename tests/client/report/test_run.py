@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from client.analysis.gates import SATURATED, judge
-from client.analysis.metrics import measure
+from client.analysis.gates import SATURATED
 from client.load.records import Run
-from client.report.run import OneRun, run_figures, run_text, write_run_page
+from client.report.run import Facts, OneRun, judged, run_figures, run_text, write_run_page
 from tests.client.analysis.made import outcome, run_of, steady
 
 
 def reported(run: Run) -> OneRun:
-    measured = measure(run)
-    return OneRun(run, measured, judge(run, measured), None, None, None, None, None, {})
+    return judged(run, Facts(None, None, None, None, None, {}))
 
 
 def test_a_saturated_run_shows_no_tpot_which_would_be_of_the_quickest() -> None:
