@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +27,10 @@ from client.analysis.comparison.summary import final
 from client.analysis.gates import FAILED
 from client.comparison import distributions
 from client.comparison.fleet import Fleet
-from client.comparison.manifest import described_servers, manifest_of, plan_figures, utc
-from client.comparison.planning import (
-    calibrated,
-    last_end,
-    lengths,
-    limits_of,
-    planned,
-    with_window,
-)
-from client.comparison.runs import carry_out
-from client.comparison.schedule import schedule
-from client.load.live import say
-from client.load.machine import Company, machine
+from client.comparison.plan import Plan, planned, schedule
+from client.comparison.runs import calibrated, carry_out, limits_of
+from client.load.live import clock_in, say
+from client.load.machine import Company, commit, machine, versions
 from client.load.rows import spans
 from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.servers.stats import note_of
@@ -45,6 +38,7 @@ from client.load.workers import WorkerError
 from client.options.compare import CompareOptions, options_from, parser
 from client.report.comparison import judged, write_comparison
 from client.report.comparison_page import as_text, write_comparison_page
+from client.workloads.recipe import used
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError
 
@@ -88,14 +82,14 @@ class _Measured:
     manifest: dict[str, Any]
     calibration: Calibration | None = None
     played: list[Played] = field(default_factory=list)
-    losses: list[Loss] = field(default_factory=list)
+    losses: tuple[Loss, ...] = ()
     warnings: list[str] = field(default_factory=list)
     status: int = 0
 
 
 def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     """Measure and report; a server that fails is reported, and the others are compared."""
-    found = _Measured(manifest_of(options))
+    found = _Measured(_manifest_of(options))
     others = Company()
     with Fleet(
         options.recipe,
@@ -107,10 +101,11 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     ) as fleet:
         found.manifest["cores"] = str(fleet.cores)
         fleet.start(options.systems)
-        found.calibration = calibration = calibrated(options, fleet, found.losses)
-        if calibration is not None:
+        unit = calibrated(options.systems, fleet, options.recipe, options.args.calibrate_s)
+        found.calibration = unit
+        if unit is not None:
             try:
-                _play(options, fleet, found, calibration, started)
+                _play(options, fleet, found, unit, started)
             except WorkerError as error:
                 found.warnings.append(f"Ended early: {error}.")
                 found.status = 1
@@ -118,39 +113,34 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
                 found.warnings.append("Interrupted: the report covers what was measured before.")
                 found.status = 130
-            if calibration.baseline != options.systems[0].name:
+            if unit.baseline != (first := options.systems[0].name):
                 found.warnings.append(
-                    f"Ratios and loads refer to {calibration.baseline}, as "
-                    f"{options.systems[0].name} failed."
+                    f"Ratios and loads refer to {unit.baseline}, as {first} failed."
                 )
+        found.losses = tuple(fleet.lost.values())
     return _report(options, logs, found, round(others.cores(), 2))
 
 
 def _play(
-    options: CompareOptions,
-    fleet: Fleet,
-    found: _Measured,
-    calibration: Calibration,
-    started: float,
+    options: CompareOptions, fleet: Fleet, found: _Measured, unit: Calibration, started: float
 ) -> None:
     """The planned runs, one by one, so that an interruption keeps those that have ended."""
-    limits = {}
-    if not options.args.original:  # which has a single load
-        limits = limits_of(options, fleet, calibration, found.losses)
-    plan = with_window(
-        planned(options, calibration, limits, found.losses, together=fleet.together),
-        calibration,
-        options,
-        time.monotonic() - started,
-    )
-    found.manifest |= plan_figures(plan, calibration)
+    args, limits = options.args, {}
+    if not args.original:  # which has a single load
+        limits = limits_of(options.systems, fleet, options.recipe, args.calibrate_s, unit)
+    plan = planned(
+        options, unit, limits, fleet.lost, together=fleet.together,
+        spent_s=time.monotonic() - started,
+    )  # fmt: skip
+    found.manifest |= _plan_figures(plan, unit)
+    lasting = [plan.window_of(job.load) for job in schedule(plan)]
     say(
-        f"{len(schedule(plan))} runs of {lengths(plan)} at loads "
-        f"{', '.join(f'{x:g}' for x in plan.loads)}, until {last_end(plan)} at the "
+        f"{len(lasting)} runs of {' and '.join(f'{s:.1f} s' for s in sorted({*lasting}))} at loads "
+        f"{', '.join(f'{x:g}' for x in plan.loads)}, until {clock_in(sum(lasting))} at the "
         f"earliest -> {options.folder}"
     )
-    for one in carry_out(plan, fleet, calibration.capacity):
-        found.losses.append(one) if isinstance(one, Loss) else found.played.append(one)
+    for played in carry_out(plan, fleet, unit.capacity):
+        found.played.append(played)
 
 
 def _report(options: CompareOptions, logs: Path, found: _Measured, company: float) -> int:
@@ -166,13 +156,13 @@ def _report(options: CompareOptions, logs: Path, found: _Measured, company: floa
         objectives = calibration.objectives(options.args.slo_multiple or 5.0)
     notes = list(dict.fromkeys(n for r in played if (n := note_of(r.server)) is not None))
     manifest = found.manifest | {
-        "ended": utc(),
+        "ended": _utc(),
         "loadavg_after": machine()["loadavg"],
         "cores_of_others": company,
         "notes": notes,
         "warnings": [*found.warnings, *notes],
         "order": [r.job.name for r in played],
-        "servers": described_servers(played),
+        "servers": _described_servers(played),
         "workloads": {
             f"load{r.job.load:g}-seed{r.job.seed}": r.run.workload.sha256 for r in played
         },
@@ -200,6 +190,53 @@ def _report(options: CompareOptions, logs: Path, found: _Measured, company: floa
         print(json.dumps(figures) if options.args.json else report)
     failed = bool(found.losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
     return found.status or int(failed)
+
+
+def _manifest_of(options: CompareOptions) -> dict[str, Any]:
+    """The manifest, as far as it is known before the runs."""
+    return {
+        "command": shlex.join(["./compare.sh", *sys.argv[1:]]),
+        "started": _utc(),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "model": options.model,
+        "systems": [c.name for c in options.systems],
+        "recipe": used(options.recipe),
+    }
+
+
+def _plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
+    return {
+        "loads": list(plan.loads),
+        "limits": dict(plan.limits),
+        "control": plan.control,
+        "seeds": list(plan.seeds),
+        "order_seed": plan.order_seed,
+        "servers_together": plan.together,
+        "window_s": plan.window_s,
+        "windows_s": {f"{load:g}": plan.window_of(load) for load in plan.loads},
+        "drain_s": plan.drain_s,
+        "capacity": asdict(calibration),
+    }
+
+
+def _described_servers(played: Sequence[Played]) -> dict[str, Any]:
+    """How each server described itself in its last response."""
+    keys = ("mode", "policy", "model", "machine", "options")
+    told = {
+        r.job.system: {key: r.server[key] for key in keys if key in r.server}
+        for r in played
+        if r.server
+    }
+    for server in told.values():
+        if isinstance(options := server.get("options"), dict):  # a folder of this run, gone by now
+            server["options"] = {key: options[key] for key in options if key != "data_dir"}
+    return told
+
+
+def _utc() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _distributions(options: CompareOptions, logs: Path) -> int:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,26 @@ from client.load.machine import ROOT, Company
 from client.load.raw import RawError
 from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.workers import WorkerError
+from client.options.rules import declare
 from client.workloads.workload_file import WorkloadError
 
 SECONDS, SECONDS_LARGER = 3.5, 5.0
-SEEDS = 6
 OUT = ROOT / "results" / "claims"
 _LEAST_SEEDS = 4
+_DECLARED = f"""
+--all: all claims
+--as {"|".join(CLAIMS)}: the claim whose traffic, metric and baseline the policies are put to
+--model TEXT: as for server.sh; several with commas (%(default)s)
+--seconds SECONDS: of work in a run ({SECONDS:g}; {SECONDS_LARGER:g} for other models than embedded)
+--seeds N: workloads, each played to the baseline, the policy and the baseline (%(default)s; at
+    least {_LEAST_SEEDS})
+--out PATH: folder for results, pictures and runs (results/claims)
+--without-runs: keep what is concluded and drawn only; runs take a megabyte a claim
+--again: compute and draw again from the runs in --out; nothing is played
+--page PATH: fill the page's passages about measurements from --out; nothing is played
+--list: print the claims; nothing is played
+--json: print JSON, for machines
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,62 +61,29 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Options after -- go to each server, e.g. -- --dtype bfloat16",
     )  # fmt: skip
-    p.add_argument(
-        "policies", nargs="*", metavar="POLICY",
-        help=f"of {', '.join(CLAIMS)}; with --as also your own, as module:Class",
-    )  # fmt: skip
-    p.add_argument("--all", action="store_true", help="all claims")
-    p.add_argument(
-        "--as", dest="like", choices=list(CLAIMS), metavar="CLAIM",
-        help="the claim whose traffic, metric and baseline the policies are put to",
-    )  # fmt: skip
-    p.add_argument(
-        "--model", default="embedded", help="as for server.sh; several with commas (%(default)s)"
-    )
-    p.add_argument(
-        "--seconds", type=float,
-        help=f"of work in a run ({SECONDS:g}; {SECONDS_LARGER:g} for other models than embedded)",
-    )  # fmt: skip
-    p.add_argument(
-        "--seeds", type=int, default=SEEDS,
-        help="workloads, each played to the baseline, the policy and the baseline (%(default)s; at "
-        f"least {_LEAST_SEEDS})",
-    )  # fmt: skip
-    p.add_argument(
-        "--out", type=Path, help="folder for results, pictures and runs (results/claims)"
-    )
-    p.add_argument(
-        "--without-runs", action="store_true",
-        help="keep what is concluded and drawn only; runs take a megabyte a claim",
-    )  # fmt: skip
-    p.add_argument(
-        "--again", action="store_true",
-        help="compute and draw again from the runs in --out; nothing is played",
-    )  # fmt: skip
-    p.add_argument(
-        "--page", type=Path, metavar="FILE",
-        help="fill the page's passages about measurements from --out; nothing is played",
-    )  # fmt: skip
-    p.add_argument("--list", action="store_true", help="print the claims; nothing is played")
-    p.add_argument("--json", action="store_true", help="print JSON, for machines")
+    told = f"of {', '.join(CLAIMS)}; with --as also your own, as module:Class"
+    p.add_argument("policies", nargs="*", metavar="POLICY", help=told)
+    declare(p, _DECLARED, model="embedded", seeds=6, out=OUT)
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
-    given = list(sys.argv[1:] if argv is None else argv)
-    options = given[given.index("--") + 1 :] if "--" in given else []
-    args = p.parse_args(given[: len(given) - len(options) - 1] if "--" in given else given)
-    out: Path = args.out or OUT
+    given, options = list(sys.argv[1:] if argv is None else argv), list[str]()
+    if "--" in given:
+        at = given.index("--")
+        given, options = given[:at], given[at + 1 :]
+    args = p.parse_args(given)
+    args.like = vars(args)["as"]
     if args.list:
         print("\n\n".join(f"{c.policy}: {c.claim}\n    {c.source}" for c in CLAIMS.values()))
         return 0
     try:
         if args.page is not None:
-            fill(args.page, out)
+            fill(args.page, args.out)
             return 0
         if args.again:
-            return _again(args, out)
+            return _again(args)
     except (RawError, WorkloadError, OSError) as error:
         say(f"error: {error}")
         return 1
@@ -115,44 +97,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.seeds < _LEAST_SEEDS:
         p.error(f"--seeds must be at least {_LEAST_SEEDS}, not {args.seeds}")
-    if args.seconds is not None and not args.seconds > 0:
-        p.error(f"--seconds must be above 0, not {args.seconds}")
     os.environ.setdefault("EB_POLICY_FOLDER", str(Path.cwd()))  # where servers find module:Class
     end_as_ctrl_c()
-    return _play(policies, args, out, options)
+    return _play(policies, args, options)
 
 
-def _again(args: argparse.Namespace, out: Path) -> int:
-    folders = [path.parent for path in sorted(out.rglob("about.json"))]
+def _again(args: argparse.Namespace) -> int:
+    folders = [path.parent for path in sorted(args.out.rglob("about.json"))]
     named = {_folder_of(policy) for policy in args.policies}
     folders = [folder for folder in folders if not named or folder.name in named]
     if not folders:
-        say(f"error: {out} has no runs of {', '.join(args.policies) or 'a claim'}")
+        say(f"error: {args.out} has no runs of {', '.join(args.policies) or 'a claim'}")
         return 1
     return _show([again(folder) for folder in folders], args)
 
 
-def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options: list[str]) -> int:
+def _play(policies: Sequence[str], args: argparse.Namespace, options: list[str]) -> int:
     began, others = time.monotonic(), Company()
     found: list[dict[str, Any]] = []
     status = 0
-    for model in args.model.split(","):
+    for model, policy in product(args.model.split(","), policies):
         length_s = args.seconds or (SECONDS if model == "embedded" else SECONDS_LARGER)
-        for policy in policies:
-            claim = claim_of(policy, args.like)
-            folder = out / _folder_of(model) / _folder_of(policy)
-            try:
-                with tempfile.TemporaryDirectory(prefix="claims-logs-") as logs:
-                    played = play(claim, model, length_s, args.seeds, Path(logs), options)
-            except (ServerError, WorkerError) as error:
-                say(f"{policy}, {model}: {error}")
-                status = 1
-                continue
-            except KeyboardInterrupt:
-                say("interrupted")
-                return _show(found, args) or 130
-            found.append(write(folder, played, args.like, runs=not args.without_runs))
-            say(f"{as_text(found[-1])}\n\n{folder / 'picture.svg'}\n")
+        folder = args.out / _folder_of(model) / _folder_of(policy)
+        try:
+            with tempfile.TemporaryDirectory(prefix="claims-logs-") as logs:
+                claim = claim_of(policy, args.like)
+                played = play(claim, model, length_s, args.seeds, Path(logs), options)
+        except (ServerError, WorkerError) as error:
+            say(f"{policy}, {model}: {error}")
+            status = 1
+            continue
+        except KeyboardInterrupt:
+            say("interrupted")
+            return _show(found, args) or 130
+        found.append(write(folder, played, args.like, runs=not args.without_runs))
+        say(f"{as_text(found[-1])}\n\n{folder / 'picture.svg'}\n")
     took = (time.monotonic() - began) / 60
     say(f"took {took:.1f} minutes; others used {others.cores():.2f} of a core")
     return _show(found, args) or status
@@ -163,9 +142,9 @@ def _folder_of(name: str) -> str:
 
 
 def _show(found: list[dict[str, Any]], args: argparse.Namespace) -> int:
-    out: Path = args.out or OUT
     for model in {_folder_of(one["model"]) for one in found}:
-        (out / model / "claims.txt").write_text(summary(recorded(out / model)).as_text() + "\n")
+        folder = args.out / model
+        (folder / "claims.txt").write_text(summary(recorded(folder)).as_text() + "\n")
     print(json.dumps(found) if args.json else summary(found).as_text())
     return 0 if found else 1
 

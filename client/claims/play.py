@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from client.analysis.gates import SATURATED, VALID, judge
@@ -11,6 +13,7 @@ from client.analysis.metrics import measure
 from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
 from client.comparison.limits import saturated
+from client.experiment import Experiment
 from client.load.live import say
 from client.load.records import Run
 from client.load.servers.stats import described, stats
@@ -28,6 +31,7 @@ _WARM_S = (3.0, 9.0, 27.0)
 _LEAST_TOKENS = 8  # of each row, from which a speed follows
 _WARM_REQUESTS = 1500
 _SILENCE_S = 120.0
+Make = Callable[[int, int], Workload]  # from a seed and the number of a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,9 @@ def play(
     one that does not start or respond."""
     further = {name: name for name in claim.also}
     policies = {POLICY: claim.policy, BASELINE: claim.baseline, **further}
-    make = system or served
-    systems = {side: make(name, claim, model, options) for side, name in policies.items()}
+    systems = {
+        side: (system or served)(name, claim, model, options) for side, name in policies.items()
+    }
     warm = Recipe(prompts="words", prompt_tokens="uniform:4,64")
     with Fleet(warm, logs, 600.0, together=True) as fleet:
         fleet.start([*systems.values()])
@@ -94,12 +99,23 @@ def play(
             for side, system in systems.items()
         }
         played = Played(claim, model, seconds, speed, told)
-        for job, workload in _jobs(claim, speed, seconds, seeds):
-            its = systems[BASELINE if job.side == CONTROL else job.side]
-            title = f"{claim.policy}, {job.part}, seed {job.seed}, {job.side}"
-            played.runs[job] = run = fleet.play(its, workload, title, silence_s=_SILENCE_S)
+
+        def turn(part: str, side: str, make: Make, seed: int) -> None:
+            its = systems[BASELINE if side == CONTROL else side]
+            title = f"{claim.policy}, {part}, seed {seed}, {side}"
+            run = fleet.play(its, make(seed, int(side == CONTROL)), title, silence_s=_SILENCE_S)
+            played.runs[Job(part, seed, side)] = run
             if (why := unsound(run)) is not None:
                 say(f"{title}: left out, {why}")
+
+        for part, traffic, length_s in (
+            ("traffic", claim.traffic, seconds), ("calm", claim.calm, CALM * seconds)
+        ):  # fmt: skip
+            make = partial(_workload, traffic, speed, length_s)
+            sides = {side: partial(turn, part, side, make) for side in BLOCK}
+            Experiment(sides, {}, BASELINE).run(seeds)
+        for part, side, make in _pictured(claim, speed, seconds):
+            turn(part, side, make, 0)
     return played
 
 
@@ -121,34 +137,23 @@ def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
     return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
 
 
-def _jobs(claim: Claim, speed: Speed, seconds: float, seeds: int) -> Iterator[tuple[Job, Workload]]:
-    for part, traffic, length_s in (
-        ("traffic", claim.traffic, seconds), ("calm", claim.calm, CALM * seconds)
-    ):  # fmt: skip
-        for seed in range(seeds):
-            for side in BLOCK:
-                yield (
-                    Job(part, seed, side),
-                    _workload(traffic, speed, length_s, seed, copy=int(side == CONTROL)),
-                )
+def _pictured(claim: Claim, speed: Speed, seconds: float) -> Iterator[tuple[str, str, Make]]:
+    """The runs that only its picture needs."""
     for side in (BASELINE, *claim.also, POLICY):
         if claim.picture == "stalls":
-            yield Job("drawn", 0, side), stall(speed)
+            yield "drawn", side, lambda *_: stall(speed)
         elif claim.drawn is not None:
-            yield Job("drawn", 0, side), _workload(claim.drawn, speed, seconds, 0)
+            yield "drawn", side, partial(_workload, claim.drawn, speed, seconds)
     if claim.picture == "goodput":
-        for load in LOADS:
-            for side in (BASELINE, POLICY):
-                traffic = replace(claim.traffic, load=load)
-                yield Job(f"load {load:g}", 0, side), _workload(traffic, speed, seconds, 0)
+        for load, side in product(LOADS, (BASELINE, POLICY)):
+            traffic = replace(claim.traffic, load=load)
+            yield f"load {load:g}", side, partial(_workload, traffic, speed, seconds)
 
 
-def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int = 0) -> Workload:
+def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int) -> Workload:
     """Work for so long, whatever the load."""
-    window_s = seconds / max(traffic.load, 1.0)
-    return open_loop(
-        traffic, speed, round(traffic.load * speed.requests_per_s * window_s), seed, copy
-    )
+    count = traffic.load * speed.requests_per_s * seconds / max(traffic.load, 1.0)
+    return open_loop(traffic, speed, round(count), seed, copy)
 
 
 def stall(speed: Speed) -> Workload:

@@ -1,14 +1,15 @@
-"""The servers of the compared systems: started, made warm, and ended."""
+"""The servers of the compared systems: started, made warm, watched, and ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from client.analysis.comparison.results import Loss
 from client.load.live import live_view, say
 from client.load.machine import cores_for, holds
 from client.load.play import SILENCE_S
@@ -25,10 +26,19 @@ from client.workloads.words import Words
 from client.workloads.workload_file import Workload
 
 
+class Interrupted(KeyboardInterrupt):
+    """From the keyboard; ``run`` is what was measured of the run that it cut."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+
 class Fleet:
     """The systems' servers: all together, or one at a time if memory may not hold several.
 
-    Together, all but one are idle, so that compared runs are seconds apart.
+    Together, all but one are idle, so that compared runs are seconds apart. ``lost`` are systems
+    whose servers failed, by name.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class Fleet:
         page shows; its address is printed."""
         # of all workloads: the first server's that was ready; None: the embedded vocabulary's
         self.words: Words | None = None
+        self.lost: dict[str, Loss] = {}
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
         self.together = bool(together)
         self._measured = together is None
@@ -89,9 +100,12 @@ class Fleet:
                 await_health(server, self._start_s)
 
     def server(self, system: System) -> Server:
-        """Running and warm. Raises ServerError if it does not come up or respond."""
+        """Running and warm. Raises ServerError if it does not come up or respond, or no longer."""
         name = system.name
-        if name not in self._ready:
+        if name in self._ready:
+            if (why := self._ready[name].failure()) is not None:
+                raise ServerError(why)
+        else:
             if not self.together:
                 self._end_all(but=name)
             if name not in self._launched:
@@ -120,18 +134,29 @@ class Fleet:
         *,
         drain_s: float | None = None,
         silence_s: float = SILENCE_S,
+        name: str | None = None,
     ) -> Run:
         """A run that begins when the server is idle, shown in the terminal. Raises ServerError as
-        `server`, and KeyboardInterrupt if one cut it."""
+        `server`, and Interrupted if it was cut."""
         target = self.server(system).target
         settled_stats(target)  # requests of an earlier run that were cut must have ended
         with live_view(title, len(workload.requests), leave=False) as watch:
             run = self.crew.play(
-                workload, target, drain_s=drain_s, silence_s=silence_s, watch=watch
+                workload, target, drain_s=drain_s, silence_s=silence_s, watch=watch, name=name
             )
         if run.interrupted:
-            raise KeyboardInterrupt
+            raise Interrupted(run)
         return run
+
+    @contextmanager
+    def losing(self, system: System, when: str) -> Iterator[None]:
+        """A ServerError within costs this system only: it is reported and left out from then on."""
+        try:
+            yield
+        except ServerError as error:
+            self.end(system.name)
+            loss = self.lost[system.name] = Loss(system.name, when, str(error))
+            say(f"{loss.headline}; it is left out from here on")
 
     def _launch(self, system: System) -> None:
         cores = None if self.cores.shared else self.cores.servers
@@ -162,13 +187,13 @@ def ready(server: Server, recipe: Recipe, crew: Crew) -> Server:
     server = replace(server, target=adapted(server.target))
     warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
     run = crew.play(make(warm), server.target, silence_s=FIRST_ANSWER_S)
+    if run.interrupted:
+        raise KeyboardInterrupt
     must_answer(run, server)
     return server
 
 
 def must_answer(run: Run, server: Server) -> None:
-    if run.interrupted:
-        raise KeyboardInterrupt
     failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failures:
         why = server.failure()

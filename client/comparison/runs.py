@@ -1,61 +1,79 @@
-"""The runs of a comparison, in the order of the schedule, and the servers that fail on the way.
+"""What a comparison measures: the unit of its loads, each system's limit, and the planned runs.
 
-All systems receive the same workload files. Yields runs and losses as they occur.
+A system whose server fails is left out from then on (`Fleet.losing`). All systems receive the same
+workload files.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from client.analysis.comparison.results import Job, Loss, Played
+from client.analysis.comparison.results import Calibration, Job, Played
 from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import measure
-from client.comparison.fleet import Fleet
-from client.comparison.schedule import Plan, schedule
-from client.load.live import live_view, say
-from client.load.servers.processes import Server, ServerError
+from client.comparison.fleet import Fleet, Interrupted
+from client.comparison.limits import calibrate, knee
+from client.comparison.plan import Plan, schedule
+from client.load.live import say
 from client.load.servers.stats import handled, iterations, reset_stats, settled_stats
-from client.load.workers import Crew
-from client.workloads.recipe import make
+from client.load.servers.system import System
+from client.workloads.recipe import Recipe, make
 from client.workloads.words import Words
 from client.workloads.workload_file import Workload, write_workload
 
+_FIRST = "before the first run"
 
-def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:
-    """All runs in the order of the schedule; a server that fails is not used again."""
+
+def calibrated(
+    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float
+) -> Calibration | None:
+    """The unit of load, from the first system that responds; those before it are lost."""
+    for system in systems:
+        say(f"measuring {system.name} with one request at a time")
+        with fleet.losing(system, "while its capacity was measured"):
+            found = calibrate(system, fleet, recipe, seconds)
+            say(f"loads are multiples of {found.capacity:.3g} requests/s")
+            return found
+    return None
+
+
+def limits_of(
+    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float, unit: Calibration
+) -> dict[str, float]:
+    """The limit of each system, in loads."""
+    found: dict[str, float] = {}
+    seconds = max(seconds * 2 / 3, 6 * unit.longest_s)
+    for system in systems:
+        if system.beside is None and system.name not in fleet.lost:
+            with fleet.losing(system, _FIRST):
+                limit = knee(system, fleet, recipe, seconds) / unit.capacity
+                found[system.name] = limit
+                say(f"{system.name}: its limit is load {limit:.3g}")
+    return found
+
+
+def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played]:
+    """All runs in the order of the schedule. One that an interrupt cut is the last, before the
+    KeyboardInterrupt."""
     jobs = schedule(plan)
     systems = {c.name: c for c in plan.systems}
-    lost: set[str] = set()
     for number, job in enumerate(jobs, start=1):
-        if job.system in lost:
+        system = systems[job.system]
+        if system.name in fleet.lost:
             continue
         title = f"[{number}/{len(jobs)}] {job.system} at load {job.load:g}, seed {job.seed}" + (
             ", control" if job.repeat else ""
         )
-        why: str | None
-        try:
-            server = fleet.server(systems[job.system])
-        except ServerError as error:
-            why = str(error)
-        else:
-            why = server.failure()  # it may have died while others were measured
-            if why is None:
-                workload = workload_of(plan, job.load, job.seed, capacity, fleet.words)
-                played = _played(plan, job, server, fleet.crew, workload, title)
-                yield played
-                if played.run.interrupted:
-                    raise KeyboardInterrupt
-                why = server.failure()
-        if why is not None:
-            fleet.end(job.system)
-            lost.add(job.system)
-            when = f"after {number - 1} of {len(jobs)} runs"
-            loss = Loss(job.system, when if number > 1 else "before the first run", why)
-            say(f"{loss.headline}; it is left out from here on")
-            yield loss
+        when = f"after {number - 1} of {len(jobs)} runs" if number > 1 else _FIRST
+        with fleet.losing(system, when):
+            played = _played(plan, job, system, fleet, capacity, title)
+            yield played
+            if played.run.interrupted:
+                raise KeyboardInterrupt
+            fleet.server(system)  # lost now if it died in this run, which is kept
 
 
 def workload_of(
@@ -74,17 +92,21 @@ def workload_of(
 
 
 def _played(
-    plan: Plan, job: Job, server: Server, crew: Crew, workload: Workload, title: str
+    plan: Plan, job: Job, system: System, fleet: Fleet, capacity: float, title: str
 ) -> Played:
     """One run, and the server's statistics of it."""
-    target = server.target
-    settled_stats(target)
-    reset_stats(target)
-    drain_s = plan.drain_of(job)
-    with live_view(title, len(workload.requests), leave=False) as watch:
-        run = crew.play(workload, target, drain_s=drain_s, watch=watch, name=_name_of(job))
-    dead = server.failure() is not None
-    stats = None if dead else settled_stats(target)
+    server = fleet.server(system)
+    workload = workload_of(plan, job.load, job.seed, capacity, fleet.words)
+    settled_stats(server.target)
+    reset_stats(server.target)
+    # the live page shows together what has the same workload
+    name = f"load{job.load:g}-seed{job.seed}/{quote(job.system)}/{secrets.token_hex(2)}"
+    try:
+        run = fleet.play(system, workload, title, drain_s=plan.drain_of(job), name=name)
+    except Interrupted as cut:
+        run = cut.run
+    alive = server.failure() is None
+    stats = settled_stats(server.target) if alive else None
     measured = measure(run)
     verdict = judge(run, measured, handled(stats))
     say(
@@ -92,9 +114,4 @@ def _played(
         f"{measured.unfinished} unfinished, {verdict.word}"
         + (f" ({verdict.reason})" if verdict.word not in (VALID, SATURATED) else "")
     )
-    return Played(job, run, stats, None if dead else iterations(target))
-
-
-def _name_of(job: Job) -> str:
-    """Of its run: the live page shows together what has the same workload."""
-    return f"load{job.load:g}-seed{job.seed}/{quote(job.system)}/{secrets.token_hex(2)}"
+    return Played(job, run, stats, iterations(server.target) if alive else None)

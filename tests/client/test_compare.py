@@ -8,22 +8,21 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.analysis.comparison.headline import length_variance_gain
-from client.analysis.comparison.results import Headline, Loss, Peak, Played
+from client.analysis.comparison.results import Headline, Peak
 from client.analysis.comparison.summary import final, measured_together, points
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.compare import main
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
+from client.comparison.plan import Plan
 from client.comparison.runs import carry_out
-from client.comparison.schedule import Plan
 from client.load.servers.stats import handled, reset_stats, stats
 from client.load.servers.system import System
 from client.options.compare import options_from, parser
@@ -70,8 +69,8 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         calibration = calibrate(modes[0], fleet, RECIPE, seconds=0.5)
         assert calibration.capacity < 1.2 * most  # the drawn lengths have nearly that mean
         plan = planned(tmp_path, modes, loads=(0.5, 4.0), control="dynamic", window_s=0.5)
-        played, losses = apart(carry_out(plan, fleet, most))
-    assert not losses
+        played = list(carry_out(plan, fleet, most))
+        assert not fleet.lost
     results = measured_together(played, Objectives(ttft_s=1.0))
     kept = final(results)
     assert len(kept) == 3 * 2
@@ -150,7 +149,7 @@ def test_servers_that_do_not_fit_together_live_one_at_a_time(
     modes = tuple(system(m, base_s=0.002) for m in ("nobatch", "dynamic"))
     plan = planned(tmp_path, modes, loads=(1.0, 2.0), control="dynamic", together=False)
     with Fleet(RECIPE, tmp_path, 60.0, together=False, watched=modes) as fleet:
-        found, _ = apart(carry_out(plan, fleet, capacity=20.0))
+        found = list(carry_out(plan, fleet, capacity=20.0))
         one, other = (Path(f"{tmp_path}/server-{m.name}.log").stat().st_mtime for m in modes)
         assert len({p.run.target for p in found}) == 2
     assert [p.job.system for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
@@ -172,13 +171,6 @@ def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Plan:
         "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
     return Plan(systems=systems, **values)
-
-
-def apart(found: Iterable[Played | Loss]) -> tuple[list[Played], list[Loss]]:
-    played, losses = [], []
-    for one in found:
-        losses.append(one) if isinstance(one, Loss) else played.append(one)
-    return played, losses
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ capacity. Real servers over real sockets.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -35,7 +36,7 @@ from client.workloads.recipe import Recipe
 from tests.client import badserver
 from tests.client.analysis.made import outcome, run_of
 from tests.client.conftest import StartServer, command, system
-from tests.client.test_compare import apart, planned
+from tests.client.test_compare import planned
 
 DOWN = "http://127.0.0.1:1"
 RECIPE = Recipe(requests=20, prompts="request", output_tokens="uniform:1,9", exact_duration=True)
@@ -154,12 +155,14 @@ def test_a_prompt_without_an_answer_is_an_error(
         assert "error: " in capsys.readouterr().err
 
 
+@contextlib.contextmanager
 def carried_out(
     folder: Path, *systems: System, together: bool = True, capacity: float = 20.0
-) -> Iterator[results_of.Played | Loss]:
+) -> Iterator[tuple[Iterator[results_of.Played], dict[str, Loss]]]:
+    """The runs as they are played, and those who are lost on the way."""
     asked = planned(folder, systems, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together)
     with Fleet(RECIPE, folder, 60.0, together=together) as fleet:
-        yield from carry_out(asked, fleet, capacity)
+        yield carry_out(asked, fleet, capacity), fleet.lost
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -167,19 +170,21 @@ def test_a_mode_that_does_not_start_is_left_out_with_the_end_of_its_log(
     tmp_path: Path, *, together: bool
 ) -> None:
     both = (system("static", base_s="never"), system("dynamic"))
-    results, losses = apart(carried_out(tmp_path, *both, together=together))
-    assert [loss.system for loss in losses] == ["static"], "it is not started again"
-    assert "ended with status 2 before it was ready" in losses[0].headline
-    assert "invalid float value: 'never'" in losses[0].reason
+    with carried_out(tmp_path, *both, together=together) as (runs, lost):
+        results = list(runs)
+    assert [*lost] == ["static"]
+    assert "ended with status 2 before it was ready" in lost["static"].headline
+    assert "invalid float value: 'never'" in lost["static"].reason
     assert [r.job.system for r in results] == ["dynamic"] * 4
     assert all(o.ok for r in results for o in r.run.outcomes)
 
 
 def test_a_mode_that_dies_in_a_run_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     both = (system("static", fault="die", fault_after=12), system("dynamic"))
-    results, losses = apart(carried_out(tmp_path, *both, capacity=30.0))
-    assert [loss.system for loss in losses] == ["static"]
-    assert "its process ended with status -9" in losses[0].reason
+    with carried_out(tmp_path, *both, capacity=30.0) as (runs, lost):
+        results = list(runs)
+    assert [*lost] == ["static"]
+    assert "its process ended with status -9" in lost["static"].reason
     died = [r for r in measured_together(results, None) if r.job.system == "static"]
     assert died[-1].verdict.word == "FAILED"
     answered = sum(o.ok for r in died for o in r.run.outcomes)
@@ -194,16 +199,15 @@ def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path
     ):
         running = {"a": a, "b": b}
         both = (System(name, None, server.target) for name, server in running.items())
-        found = carried_out(tmp_path, *both)
-        first = next(found)
-        assert isinstance(first, results_of.Played)
-        other = running["b" if first.job.system == "a" else "a"]
-        assert other.process is not None
-        os.kill(other.process.pid, signal.SIGKILL)
-        other.process.wait(60)
-        results, losses = apart(found)
-    assert [loss.system for loss in losses] == [other.target.name]
-    assert "does not respond" in losses[0].reason
+        with carried_out(tmp_path, *both) as (runs, lost):
+            first = next(runs)
+            other = running["b" if first.job.system == "a" else "a"]
+            assert other.process is not None
+            os.kill(other.process.pid, signal.SIGKILL)
+            other.process.wait(60)
+            results = list(runs)
+    assert [*lost] == [other.target.name]
+    assert "does not respond" in lost[other.target.name].reason
     told = {(r.job.system, r.job.load, r.job.seed) for r in (first, *results)}
     assert told == {(first.job.system, x, s) for x in (1.0, 2.0) for s in (0, 1)}
 

@@ -32,7 +32,7 @@ TRAFFIC = Traffic(
 
 def sleeping(policy: str, claim: Claim, model: str, options: Sequence[str]) -> System:
     """A server whose iterations sleep, the slower one's four times as long."""
-    return System(policy, command("dynamic", base_s={"fast": 0.01}.get(policy, 0.04)), None)
+    return System(policy, command("dynamic", base_s={"fast": 0.005}.get(policy, 0.02)), None)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     claim = replace(
         CLAIMS["srpt"], policy="fast", baseline="slow", traffic=TRAFFIC, calm=TRAFFIC, paper=None
     )
-    return play(claim, "sleep", SECONDS, SEEDS, tmp_path_factory.mktemp("logs"), system=sleeping)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("client.claims.play._WARM_S", (0.5, 9.0))
+        logs = tmp_path_factory.mktemp("logs")
+        return play(claim, "sleep", SECONDS, SEEDS, logs, system=sleeping)
 
 
 def test_a_block_is_the_baseline_the_policy_and_the_baseline_again(played: Played) -> None:
@@ -108,7 +111,7 @@ def test_runs_that_are_not_there_cannot_be_concluded_again(
         (["vtc", "--all"], "which claims?"),
         (["nonsense"], "there is no claim about nonsense; allowed: stall-free"),
         (["vtc", "--seeds", "3"], "--seeds must be at least 4"),
-        (["vtc", "--seconds", "0"], "--seconds must be above 0"),
+        (["vtc", "--seconds", "0"], "--seconds: must be seconds > 0"),
     ],
 )
 def test_a_wrong_command_says_what_is_allowed(
