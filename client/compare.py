@@ -27,8 +27,9 @@ from client.analysis.comparison.summary import final
 from client.analysis.gates import FAILED
 from client.comparison import distributions
 from client.comparison.fleet import Fleet
+from client.comparison.limits import calibrated, limits_of
 from client.comparison.plan import Plan, planned, schedule
-from client.comparison.runs import calibrated, carry_out, limits_of
+from client.comparison.runs import carry_out
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
 from client.load.rows import spans

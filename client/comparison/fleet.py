@@ -15,7 +15,13 @@ from client.load.machine import cores_for, holds
 from client.load.play import SILENCE_S
 from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S, adapted
-from client.load.servers.processes import Server, ServerError, await_health, free_port
+from client.load.servers.processes import (
+    Server,
+    ServerError,
+    await_health,
+    free_port,
+    launched,
+)
 from client.load.servers.stats import settled_stats
 from client.load.servers.system import System
 from client.load.vocabulary import served_words
@@ -159,13 +165,20 @@ class Fleet:
             say(f"{loss.headline}; it is left out from here on")
 
     def _launch(self, system: System) -> None:
-        cores = None if self.cores.shared else self.cores.servers
+        """Its server may not respond yet."""
+        name, cores = system.name, None if self.cores.shared else self.cores.servers
         with ExitStack() as stack:
-            page = self._pages.get(system.name)
-            port = None if page is None else urlsplit(page).port
-            pages = list(self._pages.values())
-            server = stack.enter_context(system.launch(self._logs, cores, port, pages))
-            self._launched[system.name] = server, stack.pop_all()
+            if system.target is not None:
+                server = Server(system.target)
+            else:
+                assert system.command is not None  # one of the two is always there
+                command, port = [*system.command, *system.recording(self._logs)], None
+                if self._pages:  # other origins may show it
+                    command += ["--cors-allow-origin", ",".join(self._pages.values())]
+                    port = urlsplit(self._pages[name]).port
+                log = self._logs / f"server-{name}.log"
+                server = stack.enter_context(launched(command, name, log, cores=cores, port=port))
+            self._launched[name] = server, stack.pop_all()
 
     def _end_all(self, but: str = "") -> None:
         for name in list(self._launched):

@@ -12,6 +12,8 @@ from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import fit_isolated
 from client.analysis.figures import table_of, tokens_between
 from client.comparison.fleet import Fleet, must_answer
+from client.load.live import say
+from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError
 from client.load.servers.stats import settled_stats
@@ -21,6 +23,7 @@ from client.workloads.workload_file import Workload
 
 CALIBRATION_SEED = 1_000_003
 CONCURRENCY = 64  # of the closed loop that measures a limit
+FIRST = "before the first run"  # of a comparison, when a system was lost
 
 
 def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:
@@ -31,14 +34,17 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     before = time.monotonic()
     server = fleet.server(system)
     took_s = time.monotonic() - before
-    alone = replace(recipe, seed=CALIBRATION_SEED, deferred_share=0.0)
-    few = make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words, users=1)
-    probe = fleet.play(system, few, f"{system.name} alone", silence_s=FIRST_ANSWER_S)
-    must_answer(probe, server)
-    count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
-    longer = make(replace(alone, requests=count), fleet.words, users=1)
-    run = fleet.play(system, longer, f"capacity of {system.name}", silence_s=FIRST_ANSWER_S)
-    must_answer(run, server)
+
+    def alone(count: int, seed: int, title: str) -> Run:
+        asked = replace(recipe, requests=count, seed=seed, deferred_share=0.0)
+        workload = make(asked, fleet.words, users=1)
+        run = fleet.play(system, workload, title, silence_s=FIRST_ANSWER_S)
+        must_answer(run, server)
+        return run
+
+    few = alone(4, CALIBRATION_SEED + 1, f"{system.name} alone")
+    count = int(np.clip(round(seconds / (few.wall_s / 4)), 8, 200))
+    run = alone(count, CALIBRATION_SEED, f"capacity of {system.name}")
     return Calibration(
         baseline=system.name,
         capacity=count / run.wall_s,
@@ -87,3 +93,31 @@ def saturated(
     raise ServerError(
         f"{run.target} returned {tokens or 'no'} token{'s' * (tokens > 1)} in {run.wall_s:.1f} s"
     )
+
+
+def calibrated(
+    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float
+) -> Calibration | None:
+    """The unit of load, from the first system that responds; those before it are lost."""
+    for system in systems:
+        say(f"measuring {system.name} with one request at a time")
+        with fleet.losing(system, "while its capacity was measured"):
+            found = calibrate(system, fleet, recipe, seconds)
+            say(f"loads are multiples of {found.capacity:.3g} requests/s")
+            return found
+    return None
+
+
+def limits_of(
+    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float, unit: Calibration
+) -> dict[str, float]:
+    """The limit of each system, in loads."""
+    found: dict[str, float] = {}
+    seconds = max(seconds * 2 / 3, 6 * unit.longest_s)
+    for system in systems:
+        if system.beside is None and system.name not in fleet.lost:
+            with fleet.losing(system, FIRST):
+                limit = knee(system, fleet, recipe, seconds) / unit.capacity
+                found[system.name] = limit
+                say(f"{system.name}: its limit is load {limit:.3g}")
+    return found

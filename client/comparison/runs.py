@@ -1,58 +1,24 @@
-"""What a comparison measures: the unit of its loads, each system's limit, and the planned runs.
-
-A system whose server fails is left out from then on (`Fleet.losing`). All systems receive the same
-workload files.
-"""
+"""The planned runs of a comparison, one by one. All systems receive the same workload files."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import quote
 
-from client.analysis.comparison.results import Calibration, Job, Played
+from client.analysis.comparison.results import Job, Played
 from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import measure
 from client.comparison.fleet import Fleet, Interrupted
-from client.comparison.limits import calibrate, knee
+from client.comparison.limits import FIRST
 from client.comparison.plan import Plan, schedule
 from client.load.live import say
 from client.load.servers.stats import handled, iterations, reset_stats, settled_stats
 from client.load.servers.system import System
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import make
 from client.workloads.words import Words
 from client.workloads.workload_file import Workload, write_workload
-
-_FIRST = "before the first run"
-
-
-def calibrated(
-    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float
-) -> Calibration | None:
-    """The unit of load, from the first system that responds; those before it are lost."""
-    for system in systems:
-        say(f"measuring {system.name} with one request at a time")
-        with fleet.losing(system, "while its capacity was measured"):
-            found = calibrate(system, fleet, recipe, seconds)
-            say(f"loads are multiples of {found.capacity:.3g} requests/s")
-            return found
-    return None
-
-
-def limits_of(
-    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float, unit: Calibration
-) -> dict[str, float]:
-    """The limit of each system, in loads."""
-    found: dict[str, float] = {}
-    seconds = max(seconds * 2 / 3, 6 * unit.longest_s)
-    for system in systems:
-        if system.beside is None and system.name not in fleet.lost:
-            with fleet.losing(system, _FIRST):
-                limit = knee(system, fleet, recipe, seconds) / unit.capacity
-                found[system.name] = limit
-                say(f"{system.name}: its limit is load {limit:.3g}")
-    return found
 
 
 def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played]:
@@ -67,7 +33,7 @@ def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played]:
         title = f"[{number}/{len(jobs)}] {job.system} at load {job.load:g}, seed {job.seed}" + (
             ", control" if job.repeat else ""
         )
-        when = f"after {number - 1} of {len(jobs)} runs" if number > 1 else _FIRST
+        when = f"after {number - 1} of {len(jobs)} runs" if number > 1 else FIRST
         with fleet.losing(system, when):
             played = _played(plan, job, system, fleet, capacity, title)
             yield played

@@ -24,7 +24,7 @@ from client.load.http.exchange import Context, Exchange, Progress
 from client.load.http.target import Target
 from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
-from client.workloads.workload_file import Request, Workload
+from client.workloads.workload_file import Workload
 
 _SAMPLE_S = 0.02
 _KEPT_S = 1.0  # an idle connection; servers close theirs after two seconds and more
@@ -44,23 +44,28 @@ def play(
     watch: Watcher | None = None,
     begin: Callable[[], float] = time.monotonic,
     name: str = "run",
-    index_of: Callable[[int], int] = int,
+    part: tuple[int, int] = (0, 1),
 ) -> Run:
-    """Send it. Requests that still run ``drain_s`` after the sending window are cut and counted as
-    unfinished; a closed loop has no such window and is cut so long after its start.
+    """Send it, or one part: of ``(number, of)`` the requests ``number``, ``number + of`` and so on.
+    Requests that still run ``drain_s`` after the sending window are cut and counted as unfinished;
+    a closed loop has no such window and is cut so long after its start.
 
     None waits for every response; a connection without a byte for ``silence_s`` has failed.
     ``begin`` returns, once all is prepared, the time on the machine's clock at which the run
-    begins. The X-Request-Id of a request is ``name`` and ``index_of`` of its index, as in
-    `Run.name`. KeyboardInterrupt ends the run early and keeps what was measured."""
+    begins. The X-Request-Id of a request is ``name`` and its index, as in `Run.name`.
+    KeyboardInterrupt ends the run early and keeps what was measured."""
+    number, of = part
     with _no_collector_pauses(), first_in_line():
-        bodies = [
-            json.dumps(target.dialect.body(r, stream=target.stream)).encode()
-            for r in workload.requests
-        ]
-        progress = Progress(len(workload.requests), ttfts=[])
-        context = Context(target, bodies, name, index_of, progress)
-        player = _Player(workload, context, drain_s, silence_s, watch)
+        bodies = {
+            index: json.dumps(target.dialect.body(request, stream=target.stream)).encode()
+            for index, request in enumerate(workload.requests)
+            if index % of == number
+        }
+        context = Context(target, bodies, name, Progress(len(bodies), ttfts=[]))
+        users = workload.users
+        if users is not None:
+            users = users // of + (number < users % of)
+        player = _Player(workload, context, users, drain_s, silence_s, watch)
         return asyncio.run(player.run(begin))
 
 
@@ -104,6 +109,7 @@ def _collect() -> None:
 class _Player:
     workload: Workload
     context: Context
+    users: int | None
     drain_s: float | None
     silence_s: float
     watch: Watcher | None
@@ -135,10 +141,10 @@ class _Player:
             await asyncio.sleep(start - time.monotonic())
             sampler = asyncio.create_task(self._sample())
             try:
-                if self.workload.users is None:
+                if self.users is None:
                     await self._open_loop(session)
                 else:
-                    await self._closed_loop(session, self.workload.users)
+                    await self._closed_loop(session, self.users)
             except asyncio.CancelledError:
                 self.interrupted = "interrupted from the keyboard"
             wall_s = self.context.now()
@@ -159,10 +165,11 @@ class _Player:
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:
         tasks: set[asyncio.Task[None]] = set()
         try:
-            for index, request in enumerate(self.workload.requests):
-                if request.at_s is None:  # it follows another one
+            for index in self.context.bodies:
+                at_s = self.workload.requests[index].at_s
+                if at_s is None:  # it follows another one
                     continue
-                wait = request.at_s - self.context.now()
+                wait = at_s - self.context.now()
                 if wait > 0:
                     await asyncio.sleep(wait)
                 elif index % 64 == 0:
@@ -178,20 +185,20 @@ class _Player:
 
     async def _chain(self, session: aiohttp.ClientSession, index: int) -> None:
         """The request, and those that follow it; after a failure none does."""
-        await self._send(session, index, self.workload.requests[index])
+        await self._send(session, index)
         for follower in self.followers.get(index, ()):
             if self.outcomes[index].ok:
                 await asyncio.sleep(self.workload.requests[follower].think_s)
                 await self._chain(session, follower)
 
     async def _closed_loop(self, session: aiohttp.ClientSession, users: int) -> None:
-        todo = iter(enumerate(self.workload.requests))
+        todo = iter(self.context.bodies)
 
         async def user() -> None:
-            for index, request in todo:
-                if request.think_s:
-                    await asyncio.sleep(request.think_s)
-                await self._send(session, index, request)
+            for index in todo:
+                if think_s := self.workload.requests[index].think_s:
+                    await asyncio.sleep(think_s)
+                await self._send(session, index)
 
         tasks = {asyncio.create_task(user()) for _ in range(users)}
         try:
@@ -202,7 +209,8 @@ class _Player:
             if not task.cancelled():
                 task.result()
 
-    async def _send(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
+    async def _send(self, session: aiohttp.ClientSession, index: int) -> None:
+        request = self.workload.requests[index]
         exchange = Exchange(self.context, index, request, self.context.now())
         self.context.progress.sent += 1
         failure: str | None = None

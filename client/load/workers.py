@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Self
@@ -25,7 +26,7 @@ from typing import Any, Self
 from client.load.http.exchange import Progress
 from client.load.http.target import Target
 from client.load.play import SILENCE_S, Watcher, play
-from client.load.records import Outcome, Run
+from client.load.records import Run
 from client.workloads.workload_file import Workload
 
 _TOLD_S = 0.25  # between two messages of a process about its progress
@@ -35,30 +36,6 @@ _FORKING = multiprocessing.get_context("fork")
 
 class WorkerError(RuntimeError):
     """A process of the client that ended before it was done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The part of one of ``of`` processes: the requests ``number``, ``number + of`` and so on."""
-
-    workload: Workload
-    target: Target
-    drain_s: float | None
-    silence_s: float
-    number: int
-    of: int
-    name: str
-
-    def share(self) -> Workload:
-        users = self.workload.users
-        if users is not None:
-            users = users // self.of + (self.number < users % self.of)
-        requests = self.workload.requests[self.number :: self.of]
-        return replace(self.workload, requests=requests, users=users)
-
-    def index_of(self, index: int) -> int:
-        """In the whole workload, of a request of the share."""
-        return index * self.of + self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +100,13 @@ class Crew:
             most = 1
         busy = self._workers[: max(1, min(self._size, most))]
         for number, worker in enumerate(busy):
-            worker.tell(Task(workload, target, drain_s, silence_s, number, len(busy), name))
+            part = number, len(busy)
+            worker.tell(
+                partial(
+                    play, workload, target, drain_s=drain_s, silence_s=silence_s, name=name,
+                    part=part,
+                )
+            )  # fmt: skip
         with _interrupting(busy):
             return _merged(workload, _heard(busy, watch, len(workload.requests)))
 
@@ -204,13 +187,8 @@ def _together(reported: Sequence[Progress], planned: int) -> Progress:
 
 
 def _merged(workload: Workload, parts: Sequence[Run]) -> Run:
-    """One run of the parts, whose requests are numbered as in the whole."""
-    outcomes: list[Outcome] = [
-        replace(outcome, index=outcome.index * len(parts) + number)
-        for number, part in enumerate(parts)
-        for outcome in part.outcomes
-    ]
-    outcomes.sort(key=lambda outcome: outcome.index)
+    """One run of the parts."""
+    outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.index)
     return replace(
         parts[0],
         workload=workload,
@@ -252,7 +230,7 @@ def _serve(channel: Connection, cores: Collection[int] | None) -> None:
             channel.send(replace(run, workload=replace(run.workload, requests=())))
 
 
-def _play(channel: Connection, task: Task) -> Run:
+def _play(channel: Connection, task: partial[Run]) -> Run:
     told_s = 0.0
 
     def tell(progress: Progress) -> None:
@@ -266,18 +244,12 @@ def _play(channel: Connection, task: Task) -> Run:
         start: float = channel.recv()
         return start
 
-    share = task.share()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run = play(
-            share, task.target, drain_s=task.drain_s, silence_s=task.silence_s, watch=tell,
-            begin=begin, name=task.name, index_of=task.index_of,
-        )  # fmt: skip
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return run
+        return task(watch=tell, begin=begin)
     except KeyboardInterrupt:  # before it had begun
+        workload, target = task.args
+        never = Run.never_begun(target.name, workload, "interrupted")
+        return replace(never, interrupted="interrupted from the keyboard", not_begun=None)
+    finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return replace(
-            Run.never_begun(task.target.name, share, "interrupted"),
-            interrupted="interrupted from the keyboard", not_begun=None,
-        )  # fmt: skip

@@ -20,47 +20,41 @@ from client.workloads.workload_file import write_workload
 from tests.client.conftest import StartServer
 
 
-def client(
-    *options: str, folder: Path = ROOT, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "client/client.py", *options],
-        cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 def test_one_prompt_prints_its_completion_from_the_server_that_ip_and_port_name(
     server: StartServer,
 ) -> None:
+    """As a user types it."""
     port = str(urlsplit(server().url).port)
-    done = client("--prompt", "hi", "--numtokens", "4", IP="127.0.0.1", PORT=port)
+    done = subprocess.run(
+        [sys.executable, ROOT / "client/client.py", "--prompt", "hi", "--numtokens", "4"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "IP": "127.0.0.1", "PORT": port},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "hi a a a a\n"
 
 
-def test_samples_are_sent_and_the_servers_stats_are_printed(server: StartServer) -> None:
-    url = server().url
-    done = client("--numsamples", "12", "--wait", "0.05", "--target", url)
-    assert done.returncode == 0, done.stderr
-    assert "12 ok, 0 failed, 0 unfinished of 12" in done.stdout
-    assert "/stats: " in done.stdout
-    assert "server: mode dynamic, model sleep, unknown, This model only sleeps." in done.stdout
-    lines = done.stdout.splitlines()
+def test_samples_are_sent_and_the_servers_stats_are_printed(
+    server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--numsamples", "12", "--wait", "0.05", "--target", server().url]
+    assert main(quick) == 0
+    told = capsys.readouterr().out
+    assert "12 ok, 0 failed, 0 unfinished of 12" in told
+    assert "/stats: " in told
+    assert "server: mode dynamic, model sleep, unknown, This model only sleeps." in told
+    lines = told.splitlines()
     assert len(lines) <= 15, "the result fits on a screen"
     assert lines[-1].startswith(("VALID", "SATURATED: backlog")), "a busy machine serves late"
+    assert main([*quick, "--json"]) == 0, "a second run closes its books, too"
+    books = json.loads(capsys.readouterr().out)["gates"]["token conservation"]
+    assert "counted by the server" in books["found"]
+    assert books["verdict"] == "VALID"
 
 
-def test_a_second_run_against_the_same_server_still_closes_its_books(server: StartServer) -> None:
-    url = server().url
-    for _ in range(2):
-        done = client("--numsamples", "8", "--wait", "0.02", "--target", url, "--json")
-        gates = json.loads(done.stdout)["gates"]
-        assert "counted by the server" in gates["token conservation"]["found"]
-        assert gates["token conservation"]["verdict"] == "VALID"
-
-
-def test_a_workload_file_is_played_and_reported(server: StartServer, tmp_path: Path) -> None:
+def test_a_workload_file_is_played_and_reported(
+    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = Recipe(
         requests=30, rate=60.0, arrivals="plan:high", prompts="request",
         output_tokens="uniform:1,9", deferred_share=0.5, deadline_s=30.0,
@@ -68,11 +62,11 @@ def test_a_workload_file_is_played_and_reported(server: StartServer, tmp_path: P
     made = make(recipe)
     write_workload(made, tmp_path / "w.jsonl")
     out = tmp_path / "out"
-    done = client(
-        "--workload", str(tmp_path / "w.jsonl"), "--target", server().url, "--out", str(out),
-        "--json", "--slo", "ttft:5s,e2e:9s",
+    main(
+        ["--workload", str(tmp_path / "w.jsonl"), "--target", server().url, "--out", str(out),
+         "--json", "--slo", "ttft:5s,e2e:9s"]
     )  # fmt: skip
-    figures = json.loads(done.stdout)
+    figures = json.loads(capsys.readouterr().out)
     assert figures["workload_sha256"] == made.sha256
     assert figures["ok"] == 30
     assert figures["objectives_attained"] == 1.0

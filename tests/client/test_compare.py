@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from client.analysis.comparison.headline import length_variance_gain
 from client.analysis.comparison.results import Headline, Peak
-from client.analysis.comparison.summary import final, measured_together, points
+from client.analysis.comparison.summary import final
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.compare import main
@@ -27,7 +29,7 @@ from client.load.servers.stats import handled, reset_stats, stats
 from client.load.servers.system import System
 from client.options.compare import options_from, parser
 from client.report.__main__ import main as report
-from client.report.comparison import judged, write_comparison
+from client.report.comparison import read_comparison
 from client.report.comparison_page import as_text, write_comparison_page
 from client.workloads.recipe import Recipe
 from client.workloads.workload_file import read_workload
@@ -59,74 +61,92 @@ def test_static_batching_without_its_wait_is_compared_beside_it() -> None:
     assert [c.name for c in original.systems] == ["nobatch", "static", "dynamic"]
 
 
-def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
-    tmp_path: Path,
+def _rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    numbers, hook = (signal.SIGTERM, signal.SIGHUP), sys.unraisablehook
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    sys.unraisablehook = hook
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_the_same_workloads_reach_every_server_and_batching_wins_where_it_must(
+    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base_s = 0.004
-    modes = tuple(system(m, base_s=base_s) for m in ("nobatch", "static", "dynamic"))
     most = 1 / (base_s * 15.5)  # requests of 15.5 tokens a second, one at a time, on any machine
-    with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
-        calibration = calibrate(modes[0], fleet, RECIPE, seconds=0.5)
-        assert calibration.capacity < 1.2 * most  # the drawn lengths have nearly that mean
-        plan = planned(tmp_path, modes, loads=(0.5, 4.0), control="dynamic", window_s=0.5)
-        played = list(carry_out(plan, fleet, most))
-        assert not fleet.lost
-    results = measured_together(played, Objectives(ttft_s=1.0))
-    kept = final(results)
-    assert len(kept) == 3 * 2
-    assert [(r.job.system, r.job.load) for r in results if r.job.repeat] == [("dynamic", 4.0)]
-    for load in plan.loads:
-        for seed in plan.seeds:
-            same = {r.run.workload.sha256 for r in kept if (r.job.load, r.job.seed) == (load, seed)}
-            path = tmp_path / "workloads" / f"load{load:g}-seed{seed}.jsonl"
-            assert same == {read_workload(path).sha256}
-    table = {(p.system, p.load): p for p in points(results, calibration)}
+    names = ("nobatch", "static", "dynamic")
+    targets = [f"{name}={server(name, base_s=base_s).url}" for name in names]
+    status = main(
+        [
+            "--modes", "", "--prompts", "request", "--output-tokens", "uniform:1,30", "--slo",
+            "ttft:1s", "--calibrate-s", "0.4", "--loads", "0.5,4", "--seeds", "2", "--numsamples",
+            "8", "--json", "--out", str(tmp_path), *(x for t in targets for x in ("--target", t)),
+        ]
+    )  # fmt: skip
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    figures = json.loads(told.out)
+    assert json.loads((tmp_path / "summary.json").read_text()) == figures
+    comparison = read_comparison(tmp_path)
+    calibration, kept = comparison.calibration, final(comparison.results)
+    assert calibration is not None
+    assert calibration.capacity < 1.2 * most  # the drawn lengths have nearly that mean
+    order = [(r.job.system, r.job.load, r.job.seed) for r in kept]
+    assert sorted(order) == sorted(product(names, (0.5, 4.0), (0, 1)))
+    assert sorted(order) != order
+    control = [(r.job.system, r.job.load) for r in comparison.results if r.job.repeat]
+    assert control == [("dynamic", 4.0)] * 2
+    for load, seed in product((0.5, 4.0), (0, 1)):
+        same = {r.run.workload.sha256 for r in kept if (r.job.load, r.job.seed) == (load, seed)}
+        path = tmp_path / "workloads" / f"load{load:g}-seed{seed}.jsonl"
+        assert same == {read_workload(path).sha256}
+    table = {(p.system, p.load): p for p in comparison.points}
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
     at_4 = Peak("static", 4.0, Interval(1.0, None, None), 1, 1.0)
-    predicted = length_variance_gain(results, Headline(Objectives(), 0.9, (), (at_4,), (), (), ()))
+    at_its_limit = Headline(Objectives(), 0.9, (), (at_4,), (), (), ())
+    predicted = length_variance_gain(comparison.results, at_its_limit)
     assert predicted is not None
     assert predicted.predicted > 1
 
-    manifest: dict[str, Any] = {
-        "model": "sleep", "started": "now", "commit": "none", "seeds": [0], "window_s": 0.8,
-        "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "gpus": ["NVIDIA H200"]}, "recipe": {
-            "arrivals": "poisson", "output_tokens": "uniform:1,30"}, "notes": ["random weights"],
-        "servers": {"static": {"mode": "static", "machine": {"cpu": "c", "cores": 2, "gpu": "A1"}}},
-        "systems": ["nobatch", "static", "dynamic"], "warnings": ["random weights"],
-        "objectives": {"ttft_s": 1.0}, "share": 0.9,
-    }  # fmt: skip
-    comparison = judged(played, [], calibration, manifest, {})
-    figures = write_comparison(tmp_path, comparison)
-    write_comparison_page(tmp_path / "report.html", comparison)
-    json.dumps(figures, allow_nan=False)
-    page = (tmp_path / "report.html").read_text()
-    measured = kept[0].measured
-    cut = measured.warm_up_s / (measured.warm_up_s + measured.window_s)
-    assert f"leaves out the first {cut:.0%} of a steady load" in page
-    (tmp_path / "report.html").unlink()
-    assert report([str(tmp_path)]) == 0
-    assert (tmp_path / "report.html").read_text() == page, "made again from the raw data"
-    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(figures))
-    text = as_text(comparison)
-    assert len(text.splitlines()) <= 24, "it fits on a screen"
+    text, page = as_text(comparison), (tmp_path / "report.html").read_text()
+    assert len(text.splitlines()) <= 26, "it fits on a screen"
     assert max(map(len, text.split("\n\n")[0].splitlines())) <= 100
+    cut = kept[0].measured.warm_up_s / (kept[0].measured.warm_up_s + kept[0].measured.window_s)
+    assert f"leaves out the first {cut:.0%} of a steady load" in page
     # at each of two loads: latency by size, a Gantt of three modes, two over time; and three
     assert page.count("<svg") == 2 * (1 + 3 + 2) + 3
     assert 'name="viewport"' in page
     assert "data:image" not in page
     assert "<script" not in page
-    assert "1 x NVIDIA H200" in page, "the client's machine"
-    assert "static: mode static, on A1, c, 2 cores" in page, "the server's machine"
-    assert "dynamic: unknown, since no /stats were read" in page
-    assert "random weights" in page
+    assert "This model only sleeps." in page
     assert not re.search(r"(src|href)=.?(http|/|\./)", page), "the page must be self-contained"
     rows = _rows(tmp_path / "summary.csv")
     assert {(r["system"], float(r["load"])) for r in rows} == set(table)
-    assert {r["notes"] for r in rows} == {"random weights"}
+    assert all("This model only sleeps." in r["notes"] for r in rows)
     requests = _rows(tmp_path / "requests.csv")
-    assert len(requests) == sum(len(r.run.outcomes) for r in results)
+    assert len(requests) == sum(len(r.run.outcomes) for r in comparison.results)
+
+    manifest = comparison.manifest
+    assert manifest["machine"]["cores"] == os.cpu_count()
+    (tmp_path / "report.html").unlink()
+    assert report([str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").read_text() == page, "made again from the raw data"
+    manifest["machine"]["gpus"] = ["NVIDIA H200"]
+    manifest["servers"] = {"static": {"mode": "static", "machine": {"cpu": "c", "gpu": "A1"}}}
+    write_comparison_page(tmp_path / "report.html", comparison)
+    page = (tmp_path / "report.html").read_text()
+    assert "1 x NVIDIA H200" in page, "the client's machine"
+    assert "static: mode static, on A1, c" in page, "the server's machine"
+    assert "dynamic: unknown, since no /stats were read" in page
     del manifest["systems"]  # as before they had this name
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert report([str(tmp_path)]) == 1
@@ -171,37 +191,6 @@ def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Plan:
         "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
     return Plan(systems=systems, **values)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
-def test_the_command_compares_servers_that_already_run(
-    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = server("nobatch", base_s=0.004), server("dynamic", base_s=0.004)
-    numbers, hook = (signal.SIGTERM, signal.SIGHUP), sys.unraisablehook
-    before = [signal.getsignal(number) for number in numbers]
-    options = [
-        "--modes", "", "--prompts", "request", "--output-tokens", "uniform:1,20",
-        "--calibrate-s", "0.4", "--target", f"one={a.url}", "--target", f"many={b.url}",
-        "--loads", "1,3", "--seeds", "2", "--numsamples", "6", "--json",
-        "--out", str(tmp_path / "out"),
-    ]  # fmt: skip
-    status = main(options)
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-    sys.unraisablehook = hook
-    told = capsys.readouterr()
-    assert status == 0, told.err
-    figures = json.loads(told.out)
-    assert {p["system"] for p in figures["points"]} == {"one", "many"}
-    assert "This model only sleeps." in told.err
-    assert (tmp_path / "out" / "report.html").exists()
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["machine"]["cores"] == os.cpu_count()
-    assert sorted(manifest["order"]) != manifest["order"]
 
 
 @pytest.mark.parametrize(

@@ -88,15 +88,6 @@ def test_the_command_compares_the_three_modes_and_writes_what_is_documented(tmp_
     assert {said["model"]["name"] for said in manifest["servers"].values()} == {"embedded"}
 
 
-def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def measured_something(output: Iterable[str]) -> str:
     """Reads the output until it mentions a second run."""
     told = ""
@@ -114,7 +105,8 @@ def started_by(process: subprocess.Popen[str], told: str) -> list[psutil.Process
 
 
 def none_is_left(servers: Sequence[psutil.Process]) -> None:
-    eventually(lambda: not alive(servers), f"the end of {servers}")
+    _, alive = psutil.wait_procs(servers, timeout=60)
+    assert not alive
 
 
 ENDLESS = ("--modes", "dynamic", "--seeds", "500", "--numsamples", "3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -36,13 +36,12 @@ class Progress:
 
 @dataclass(slots=True)
 class Context:
-    """What all exchanges of a run share. ``bodies`` are made before the run begins, at ``start``
-    by the monotonic clock."""
+    """What all exchanges of a run share. ``bodies``, by index, are made before the run begins, at
+    ``start`` by the monotonic clock."""
 
     target: Target
-    bodies: list[bytes]
+    bodies: Mapping[int, bytes]
     name: str
-    index_of: Callable[[int], int]
     progress: Progress
     start: float = 0.0
     url: str = field(init=False)
@@ -95,7 +94,7 @@ class Exchange:
             data=run.bodies[self.index],
             headers={
                 "Content-Type": "application/json",
-                "X-Request-Id": f"{run.name}/{run.index_of(self.index)}",
+                "X-Request-Id": f"{run.name}/{self.index}",
             },
         ) as response:
             if response.status != 200:

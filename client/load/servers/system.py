@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from client.load.http.target import Target
-from client.load.servers.processes import ROOT, Server, launched
+from client.load.machine import ROOT
 
 MODES = ("nobatch", "static", "dynamic")
 NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0
@@ -29,25 +28,12 @@ class System:
     records: bool = False
     beside: str | None = None
 
-    def launch(
-        self,
-        logs: Path,
-        cores: Collection[int] | None = None,
-        port: int | None = None,
-        pages: Sequence[str] = (),
-    ) -> AbstractContextManager[Server]:
-        """Its server, which may not respond yet. ``pages``: origins of live pages that show it."""
-        if self.command is None:
-            assert self.target is not None  # one of the two is always there
-            return nullcontext(Server(self.target))
-        log = logs / f"server-{self.name}.log"
-        command = [*self.command]
-        if self.records:
-            number = len(self.rows(logs))  # each start writes a new file
-            command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
-        if pages:
-            command += ["--cors-allow-origin", ",".join(pages)]
-        return launched(command, self.name, log, cores=cores, port=port)
+    def recording(self, logs: Path) -> tuple[str, ...]:
+        """The options of its next start, which writes a new file."""
+        if not self.records:
+            return ()
+        number = len(self.rows(logs))
+        return "--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())
 
     def rows(self, logs: Path) -> list[Path]:
         """The files with its servers' iterations, one for each start."""

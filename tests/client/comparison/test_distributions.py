@@ -28,8 +28,9 @@ def test_the_statement_about_the_claim_follows_from_the_figures() -> None:
 
 
 def test_the_command_measures_all_of_them_and_says_what_it_found(
-    server: StartServer, capsys: pytest.CaptureFixture[str]
+    server: StartServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("client.comparison.distributions._LEAST_S", 0.2)
     target = f"d={server('dynamic', base_s=0.03, limit=2).url}"
     status = main(
         ["--distributions", "--modes", "", "--target", target, "--prompts", "request", "--seeds",

@@ -56,7 +56,7 @@ class Scripted:
 
 
 def played(dialect: Dialect, events: list[Any], total: int) -> Run:
-    script = Script(Target("t", "", dialect), [b""], "run", int, Progress(1))
+    script = Script(Target("t", "", dialect), {0: b""}, "run", Progress(1))
     exchange = Exchange(script, 0, Request(0.0, "p", 1, total, "immediate", None, 0), 0.0)
     end: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": total}}
     if isinstance(dialect, Native):
