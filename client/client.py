@@ -188,21 +188,17 @@ def _one(target: Target, args: argparse.Namespace) -> int:
         timeout_s = args.timeout_s or SILENCE_S
         answer = target.ask("POST", "/inference", json=body, timeout=timeout_s)
         data = answer.json()
-    except requests.JSONDecodeError:
-        say(f"error: {target.url}: not a response of this API: {answer.text[:200]}")
-        return 1
+        if answer.status_code == 200:
+            completion = str(data["completion"])
+            print(json.dumps(data) if args.json else completion)
+            return 0
+        why = f"HTTP {answer.status_code}: {data.get('error', data)}"
+    except (requests.JSONDecodeError, LookupError, TypeError, AttributeError):
+        why = f"{target.url}: not a response of this API: {answer.text[:200]}"
     except requests.RequestException as error:
-        say(f"error: {target.url} does not respond: {cause(error)}")
-        return 1
-    known = isinstance(data, dict)
-    if answer.status_code != 200:
-        say(f"error: HTTP {answer.status_code}: {data.get('error', data) if known else data}")
-        return 1
-    if not known or not isinstance(data.get("completion"), str):
-        say(f"error: {target.url}: not a response of this API: {str(data)[:200]}")
-        return 1
-    print(json.dumps(data) if args.json else data["completion"])
-    return 0
+        why = f"{target.url} does not respond: {cause(error)}"
+    say(f"error: {why}")
+    return 1
 
 
 if __name__ == "__main__":

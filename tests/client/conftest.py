@@ -45,11 +45,10 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """Addresses of servers that fail after so many answers; see `badserver`."""
+    """Addresses of servers that fail after so many answers; see `modelserver`."""
     log = tmp_path_factory.mktemp("bad") / "log"
-    line = (sys.executable, "-m", "tests.client.badserver")
     tags = itertools.count()
-    with started(line, "bad", log, 60.0) as server:
+    with started(command("dynamic"), "bad", log, 60.0) as server:
         yield lambda fault, after=0: f"{server.target.url}/{fault}/{after}/{next(tags)}"
 
 

@@ -1,7 +1,9 @@
 """A small server with this project's API whose iterations take a known time and no computation.
 
 Started by tests as a process. Modes: one row at a time, whole batches, or joining at every
-iteration; an iteration takes ``--base-s`` seconds. Faults can be switched on.
+iteration; an iteration takes ``--base-s`` seconds. Faults can be switched on. Under the address
+``/FAULT/AFTER/TAG`` it answers AFTER requests as it should and fails from then on; TAG gives each
+test counts of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +14,137 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+SERVED = web.AppKey("served", Counter[str])
+RUNNING = web.AppKey("running", Counter[str])
+TOKEN_S = 0.002
+BATCH_S = 0.5
+
+
+def event(data: object) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+ONE = event({"text": " a", "tokens": 1})
+
+
+async def streamed(request: web.Request, *parts: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for part in parts:
+        await response.write(part)
+        await asyncio.sleep(TOKEN_S)
+    return response
+
+
+def ending(body: dict[str, Any], **timing: float) -> dict[str, Any]:
+    """The last event of a stream, or the whole response."""
+    said = " a" * int(body["num_tokens"])
+    return {
+        "completion": body["prompt"] + said, "generated": said, "num_tokens": body["num_tokens"],
+        "prompt_tokens": len(body["prompt"].split()), "seed": body.get("seed"),
+        "timing": {"queue_s": 0.0, **timing},
+    }  # fmt: skip
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    done = ending(body, ttft_s=TOKEN_S)
+    if not body.get("stream"):
+        return web.json_response(done)
+    return await streamed(request, *[ONE] * body["num_tokens"], event({"done": True, **done}))
+
+
+async def late(request: web.Request) -> web.StreamResponse:
+    """As a static batch: all tokens at its end."""
+    await asyncio.sleep(BATCH_S)
+    return await answer(request)
+
+
+async def broken(request: web.Request) -> web.StreamResponse:
+    response = await streamed(request, ONE)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def silent(request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def falls_silent(request: web.Request) -> web.StreamResponse:
+    await streamed(request, ONE)
+    return await silent(request)
+
+
+async def html(request: web.Request) -> web.StreamResponse:
+    return web.Response(text="<html>\n <b>Welcome</b> to nginx</html>", content_type="text/html")
+
+
+async def wrong_types(request: web.Request) -> web.StreamResponse:
+    done = {"done": True, "num_tokens": 1, "timing": {"ttft_s": "soon"}}
+    return await streamed(request, ONE, event(done))
+
+
+async def wrong_shape(request: web.Request) -> web.StreamResponse:
+    return await streamed(request, event([1, 2]))
+
+
+async def not_json(request: web.Request) -> web.StreamResponse:
+    return await streamed(request, b"data: <html>\n\n")
+
+
+async def endless_line(request: web.Request) -> web.StreamResponse:
+    return await streamed(request, *[b"x" * 2**21] * 3)
+
+
+async def loading(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": "the model is loading"}, status=503)
+
+
+async def unrouted(request: web.Request) -> web.StreamResponse:
+    """As a router that knows no server of the model."""
+    return web.json_response({"error": "No upstream found with m"}, status=422)
+
+
+FAULTS = {
+    "broken": broken, "silent": silent, "falls-silent": falls_silent, "html": html,
+    "wrong-types": wrong_types, "wrong-shape": wrong_shape, "not-json": not_json,
+    "endless-line": endless_line, "loading": loading, "none": answer, "wrong-stats": answer,
+    "late": late, "unrouted": unrouted,
+}  # fmt: skip
+
+
+async def faulty(request: web.Request) -> web.StreamResponse:
+    fault, after = request.match_info["fault"], int(request.match_info["after"])
+    address = request.path
+    if fault == "busy":  # refuses what is more than AFTER at once
+        request.app[RUNNING][address] += 1
+        try:
+            if request.app[RUNNING][address] > after:
+                return web.json_response({"error": "too many requests wait"}, status=429)
+            return await answer(request)
+        finally:
+            request.app[RUNNING][address] -= 1
+    request.app[SERVED][address] += 1
+    good = request.app[SERVED][address] <= after
+    return await (answer if good else FAULTS[fault])(request)
+
+
+async def wrong_stats(request: web.Request) -> web.Response:
+    if request.match_info["fault"] != "wrong-stats":
+        raise web.HTTPNotFound
+    wrong = {
+        "mode": None, "model": "m", "machine": 3, "counts": [1], "batch-size": 7,
+        "total-tokens-handled": "many", "padding-share": "some", "columns": 4, "iterations": "x",
+    }  # fmt: skip
+    return web.json_response(wrong)
 
 
 @dataclass
@@ -96,25 +225,14 @@ def make_app(args: argparse.Namespace) -> web.Application:
         streaming = bool(body.get("stream"))
         if streaming:
             await response.prepare(request)
-        while tokens := await me.events.get():
+        while await me.events.get():
             if streaming:
-                event = {"text": " a", "tokens": tokens}
-                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        done = {
-            "completion": body["prompt"] + " a" * me.tokens,
-            "generated": " a" * me.tokens,
-            "num_tokens": me.tokens,
-            "prompt_tokens": len(body["prompt"].split()),
-            "seed": body.get("seed"),
-            "timing": {
-                "queue_s": 0.0,
-                "ttft_s": (me.first or 0.0) - me.arrived,
-                "latency_s": time.monotonic() - me.arrived,
-            },
-        }
+                await response.write(ONE)
+        now = time.monotonic()
+        done = ending(body, ttft_s=(me.first or 0.0) - me.arrived, latency_s=now - me.arrived)
         if not streaming:
             return web.json_response(done)
-        await response.write(b"data: " + json.dumps({"done": True, **done}).encode() + b"\n\n")
+        await response.write(event({"done": True, **done}))
         return response
 
     async def stats(request: web.Request) -> web.Response:
@@ -150,6 +268,12 @@ def make_app(args: argparse.Namespace) -> web.Application:
     app.router.add_get("/stats/iterations", iterations)
     app.router.add_post("/stats/reset", reset)
     app.router.add_get("/health", health)
+    app[SERVED], app[RUNNING] = Counter(), Counter()
+    under = "/{fault}/{after}/{tag}"
+    app.router.add_get(under + "/health", health)
+    app.router.add_get(under + "/stats", wrong_stats)
+    app.router.add_get(under + "/stats/iterations", wrong_stats)
+    app.router.add_post(under + "/inference", faulty)
     return app
 
 
@@ -167,7 +291,7 @@ def main() -> None:
     parser.add_argument("--fault-after", type=int, default=0)
     args = parser.parse_args()
     web.run_app(make_app(args), host="127.0.0.1", port=args.port, print=None, access_log=None,
-                handler_cancellation=True)  # fmt: skip
+                handler_cancellation=True, shutdown_timeout=0.1)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from client.load.servers.processes import started
 from client.load.servers.system import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
-from tests.client import badserver
 from tests.client.analysis.made import outcome, run_of
 from tests.client.conftest import StartServer, command, system
+from tests.client.modelserver import BATCH_S
 from tests.client.test_compare import planned
 
 DOWN = "http://127.0.0.1:1"
@@ -320,4 +320,4 @@ def test_a_server_that_hides_when_its_tokens_came_is_searched_by_e2e_only() -> N
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:
     slow = System("slow", None, parse_target(faulty("late")))
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
-        assert knee(slow, fleet, RECIPE, badserver.BATCH_S / 3) > 0
+        assert knee(slow, fleet, RECIPE, BATCH_S / 3) > 0
