@@ -14,7 +14,7 @@ from client.analysis.figures import table_of
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
-from client.claims.verdict import Block, counted, find, trust, trusted
+from client.claims.verdict import Block, doubted, events, find, trust
 from client.load.records import Run
 from client.report.html.page import Table
 from client.report.tables import ratio_text
@@ -36,9 +36,8 @@ def conclude(played: Played) -> dict[str, Any]:
         runs = played.blocks(part)
         blocks = [_block(block, metric) for block in runs]
         repeats = trust(blocks, metric.rank, less=metric.less)
-        finding = trusted(find(blocks, metric.rank, less=metric.less), repeats)
-        if metric.share:
-            finding = counted(finding, blocks)
+        finding = find(blocks, metric.rank, less=metric.less)
+        finding = doubted(finding, repeats, events(blocks) if metric.share else None)
         keys = shown(runs[0][POLICY], claim.metric) if runs else [claim.metric]
         sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
         found[part] = {

@@ -91,33 +91,31 @@ def trust(
     return Trust(*(seen / REPLAYS).tolist())
 
 
-def trusted(finding: Finding, found: Trust | None) -> Finding:
-    """The finding, unless it has seen an effect and resampled repeats say it may be noise."""
-    if finding.verdict != SEEN or found is None:
-        return finding
-    if found.nothing > MOST_FALSE:
-        reason = (
-            f"{finding.reason}, but the baseline against itself was seen in {found.nothing:.1%} of "
-            f"the resampled repeats, of which {MOST_FALSE:.0%} are allowed"
-        )
-        return replace(finding, verdict=TOO_CLOSE, reason=reason)
-    if found.planted < LEAST_TRUE:
-        reason = (
-            f"{finding.reason}, but an effect of twice the visible one was seen in only "
-            f"{found.planted:.1%} of the resampled repeats, instead of {LEAST_TRUE:.0%}"
-        )
-        return replace(finding, verdict=TOO_CLOSE, reason=reason)
-    return finding
+def doubted(finding: Finding, repeats: Trust | None, events: int | None = None) -> Finding:
+    """The finding, unless resampled repeats say that the effect that it has seen may be noise, or
+    it is about a share of so few ``events``."""
+    why = None
+    if events is not None and events < LEAST_EVENTS:
+        why = f"{events} such requests in all runs together are too few, {LEAST_EVENTS} are needed"
+    elif finding.verdict == SEEN and repeats is not None:
+        if repeats.nothing > MOST_FALSE:
+            why = (
+                f"{finding.reason}, but the baseline against itself was seen in "
+                f"{repeats.nothing:.1%} of the resampled repeats, of which {MOST_FALSE:.0%} are "
+                "allowed"
+            )
+        elif repeats.planted < LEAST_TRUE:
+            why = (
+                f"{finding.reason}, but an effect of twice the visible one was seen in only "
+                f"{repeats.planted:.1%} of the resampled repeats, instead of {LEAST_TRUE:.0%}"
+            )
+    return finding if why is None else replace(finding, verdict=TOO_CLOSE, reason=why)
 
 
-def counted(finding: Finding, blocks: Sequence[Block]) -> Finding:
-    """The finding about a share, whose values are 1 for an event, unless the events are few."""
+def events(blocks: Sequence[Block]) -> int:
+    """Of a share, whose values are 1 for an event."""
     runs = [values for b in blocks for values in (b.policy, b.baseline, b.control)]
-    events = sum(int((values == 1).sum()) for values in runs)
-    if events >= LEAST_EVENTS:
-        return finding
-    reason = f"{events} such requests in all runs together are too few, {LEAST_EVENTS} are needed"
-    return replace(finding, verdict=TOO_CLOSE, reason=reason)
+    return sum(int((values == 1).sum()) for values in runs)
 
 
 def _effects(blocks: Sequence[Block], rank: float | None) -> tuple[Effect | None, Effect | None]:

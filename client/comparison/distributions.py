@@ -9,15 +9,15 @@ time under each of its five distributions, at a rate that it sustains and at one
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
+from operator import itemgetter
 
 import numpy as np
 
 from client.analysis.metrics import measure
-from client.analysis.statistics import Floats, Interval, excludes, paired_ratio
+from client.analysis.statistics import Interval, excludes, paired_ratio
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
 from client.experiment import Experiment
@@ -39,11 +39,6 @@ SHAPES = {
     "zipfian": "plan:outer=zipf,a1=1.1,bins=20",
 }
 RATES = (0.5, 1.5)  # multiples of the server's limit
-METRICS: dict[str, Callable[[tuple[Floats, float]], float]] = {  # of a run's TTFTs, and its rate
-    "mean TTFT": lambda turn: float(turn[0].mean()),
-    "TTFT p90": lambda turn: float(np.quantile(turn[0], 0.9)),
-    "tok/s": lambda turn: turn[1],
-}
 _LEAST_S = 1.0
 
 
@@ -78,9 +73,10 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
         recipe = replace(options.recipe, requests=count, rate=rate * limit, exact_duration=False)
 
         sides = {name: partial(_turn, fleet, system, recipe, name) for name in SHAPES}
-        turns = Experiment(sides, METRICS, "uniform", seeds.__getitem__).run(len(seeds))
+        metrics = {"mean TTFT": itemgetter(0)}
+        turns = Experiment(sides, metrics, "uniform", seeds.__getitem__).run(len(seeds))
         for name in SHAPES:
-            mean_s, p90_s, tokens_per_s = (median(turns.figures(name, of)) for of in METRICS)
+            mean_s, p90_s, tokens_per_s = np.median(turns.turns[name], axis=0).tolist()
             both = turns.figures(name), turns.figures("uniform")
             ratio = None if name == "uniform" else paired_ratio(*both)
             found.append(Shape(rate, name, mean_s, p90_s, tokens_per_s, ratio))
@@ -89,14 +85,15 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
 
 def _turn(
     fleet: Fleet, system: System, recipe: Recipe, name: str, seed: int
-) -> tuple[Floats, float]:
+) -> tuple[float, float, float]:
+    """The mean and p90 of its TTFT, and tokens a second."""
     workload = make(replace(recipe, arrivals=SHAPES[name], seed=seed), fleet.words)
     title = f"{name} at {recipe.rate:.3g} requests/s, seed {seed}"
     run = fleet.play(system, workload, title)
     measured = measure(run, None, 0.0)
-    if not measured.latencies["ttft"].size:
+    if not (ttft := measured.latencies["ttft"]).size:
         raise ServerError(f"{title}: no response contained a token")
-    return measured.latencies["ttft"], measured.output_tokens / run.wall_s
+    return float(ttft.mean()), float(np.quantile(ttft, 0.9)), measured.output_tokens / run.wall_s
 
 
 def as_text(found: Sequence[Shape]) -> str:

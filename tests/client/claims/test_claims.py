@@ -87,14 +87,11 @@ def test_every_claim_names_a_metric_and_a_picture_that_exist() -> None:
         assert claim.baseline in ("orca", "stall-free", "vtc")
 
 
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RawError, match=r"about\.json"):
-        again(tmp_path)
-
-
 def test_runs_that_are_not_there_cannot_be_concluded_again(
     played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(RawError, match=r"about\.json"):
+        again(tmp_path)
     assert main(["--again", "--out", str(tmp_path)]) == 1
     write(tmp_path / "sleep" / "fast", played, "srpt")
     assert main(["vtc", "--again", "--out", str(tmp_path)]) == 1

@@ -16,10 +16,10 @@ from client.claims.verdict import (
     TOO_CLOSE,
     Block,
     Trust,
-    counted,
+    doubted,
+    events,
     find,
     trust,
-    trusted,
 )
 
 EXPERIMENTS = 250
@@ -99,21 +99,21 @@ def test_an_effect_is_seen_only_where_resampled_repeats_can_tell_it_from_noise(
     repeats: Trust | None, verdict: str
 ) -> None:
     finding = find(next(experiments(np.random.default_rng(5), factor=0.2)), None, less=True)
-    judged = trusted(finding, repeats)
+    judged = doubted(finding, repeats)
     assert judged.verdict == verdict
     assert ("resampled repeats" in judged.reason) == (verdict == TOO_CLOSE)
     assert judged.ratio == finding.ratio
 
 
-@pytest.mark.parametrize("events", [0, LEAST_EVENTS - 1, LEAST_EVENTS])
-def test_a_share_of_few_events_is_too_close_to_call(events: int) -> None:
-    ones = np.array([1.0] * events + [0.0] * (REQUESTS - events) + [0.5])
+@pytest.mark.parametrize("count", [0, LEAST_EVENTS - 1, LEAST_EVENTS])
+def test_a_share_of_few_events_is_too_close_to_call(count: int) -> None:
+    ones = np.array([1.0] * count + [0.0] * (REQUESTS - count) + [0.5])
     none = np.array([0.0] * REQUESTS + [0.5])
     blocks = [Block(none, ones, none)] + [Block(none, none, none)] * (SEEDS - 1)
     finding = find(next(experiments(np.random.default_rng(5), factor=0.2)), None, less=True)
-    judged = counted(finding, blocks)
-    assert judged.verdict == (SEEN if events == LEAST_EVENTS else TOO_CLOSE)
-    assert (f"{events} such requests" in judged.reason) == (events < LEAST_EVENTS)
+    judged = doubted(finding, None, events(blocks))
+    assert judged.verdict == (SEEN if count == LEAST_EVENTS else TOO_CLOSE)
+    assert (f"{count} such requests" in judged.reason) == (count < LEAST_EVENTS)
 
 
 def test_no_seed_is_no_verdict() -> None:

@@ -42,7 +42,8 @@ def played(
 def test_the_deferred_ones_become_a_job_beside_the_others(
     server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    status, figures = played(server, capsys, "--deferred-share", "0.5", "--out", str(tmp_path))
+    options = ["--deferred-share", "0.5", "--deadline-s", "599.5", "--out", str(tmp_path)]
+    status, figures = played(server, capsys, *options)
     assert status == 0
     job = figures["deferred_job"]
     assert job["lines"] + figures["planned"] == 30
@@ -50,17 +51,9 @@ def test_the_deferred_ones_become_a_job_beside_the_others(
     assert job["output_tokens"] == 5 * job["lines"]
     assert figures["ok"] == figures["planned"] > 0
     assert job["deadline_met"]
-    assert job["window"] == "24h"
+    assert job["window"] == "600s", "their last deadline"
     assert figures["deferred"] == 0  # none was sent live
     assert "deferred job: completed" in (tmp_path / "report.html").read_text()
-
-
-def test_its_window_is_their_last_deadline(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--deferred-share", "0.5", "--deadline-s", "599.5"]
-    _, figures = played(server, capsys, *options)
-    assert figures["deferred_job"]["window"] == "600s"
 
 
 def test_a_server_without_the_api_is_told(
@@ -140,6 +133,7 @@ def test_a_server_that_passes_through_a_bad_time_keeps_its_job() -> None:
     with following(lambda _: next(said)) as job:
         found = job.end()
     assert (found.status, found.error, found.completed) == ("completed", None, 9)
+    assert found.window == "24h", "none of them has a deadline"
 
 
 @pytest.mark.usefixtures("quick")

@@ -116,21 +116,6 @@ def test_ctrl_c_while_garbage_is_collected_is_not_lost(server: StartServer) -> N
     assert all(o.ok for o in play(workload(), target).outcomes)
 
 
-def test_ctrl_c_keeps_what_was_measured(server: StartServer) -> None:
-    target = server()
-    work = workload(requests=400, rate=40.0)
-
-    def interrupt(progress: object) -> None:
-        if getattr(progress, "done", 0) > 10 and not fired.is_set():
-            fired.set()
-            os.kill(os.getpid(), signal.SIGINT)
-
-    fired = threading.Event()
-    run = play(work, target, watch=interrupt)
-    assert run.interrupted
-    assert 10 < len(run.outcomes) < 400
-
-
 def test_the_client_comes_before_the_servers_that_it_measures_where_it_may(
     server: StartServer,
 ) -> None:
