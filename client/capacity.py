@@ -13,7 +13,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from client.analysis.gates import (
@@ -58,54 +59,44 @@ _DECLARED = """
 """
 
 
-@dataclass(slots=True)
-class Search:
-    """Plays probes and remembers them. All of a seed are one path, scaled in time."""
+def probe(
+    found: Findings, fleet: Fleet, requests: int, drain_s: float | None, seed: int, rate: float
+) -> bool:
+    """Whether the rate passes: repeated until the binomial interval excludes the share. All probes
+    of a seed are one path, scaled in time.
 
-    found: Findings
-    fleet: Fleet
-    drain_s: float | None
-    requests: int
-
-    def probe(self, seed: int, rate: float) -> bool:
-        """Whether the rate passes: repeated until the binomial interval excludes the share.
-
-        Judged from the intended times and from the sends, which must agree: if the client was late,
-        the one overestimates the server's latency and the other underestimates it.
-        """
-        recipe = replace(self.found.recipe, requests=self.requests, rate=rate, seed=seed)
-        system, server = self.found.system, self.fleet.server(self.found.system)
-        workload = make(recipe, self.fleet.words)
-        title = f"seed {seed}, {rate:.3g} requests/s"
-        share, objectives = self.found.share, self.found.objectives
-        assert objectives is not None  # known before the first probe
-        played: list[tuple[RunFigures, Backlog]] = []
-        for _ in range(PLAYS):
-            run = self.fleet.play(system, workload, title, drain_s=self.drain_s)
-            measured = measure(run, objectives)
-            verdict = judge(run, measured)
-            if verdict.word == INVALID_CLIENT:
-                continue
-            hidden = next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), None)
-            if hidden and objectives != Objectives(e2e_s=objectives.e2e_s):
-                raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
-            played.append((measured, verdict.backlog))
-            if verdict.word == FAILED or evidence(played).decided(share):
-                break
-        if not played:
-            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
-        e = evidence(played)
-        word = FAILED if verdict.word == FAILED else VALID if e.keeps_up else SATURATED
-        passed = word == VALID and e.passes(share)
-        shares = e.good / e.asked, e.good_sent / e.asked
-        self.found.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
-        say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
-        # A server that refuses requests is alive, and the rate too high.
-        if word == FAILED and (why := server.failure()) is not None:
-            raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
-        if word == VALID and not e.agrees(share):
-            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
-        return passed
+    Judged from the intended times and from the sends, which must agree: if the client was late,
+    the one overestimates the server's latency and the other underestimates it.
+    """
+    system, share, objectives = found.system, found.share, found.objectives
+    assert objectives is not None  # known before the first probe
+    workload = make(replace(found.recipe, requests=requests, rate=rate, seed=seed), fleet.words)
+    title = f"seed {seed}, {rate:.3g} requests/s"
+    played: list[tuple[RunFigures, Backlog]] = []
+    for _ in range(PLAYS):
+        run = fleet.play(system, workload, title, drain_s=drain_s)
+        measured = measure(run, objectives)
+        verdict = judge(run, measured)
+        if verdict.word == INVALID_CLIENT:
+            continue
+        hidden = next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), None)
+        if hidden and objectives != Objectives(e2e_s=objectives.e2e_s):
+            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
+        played.append((measured, verdict.backlog))
+        if verdict.word == FAILED or evidence(played).decided(share):
+            break
+    if not played:
+        raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
+    e = evidence(played)
+    word = FAILED if verdict.word == FAILED else VALID if e.keeps_up else SATURATED
+    passed = word == VALID and e.passes(share)
+    shares = e.good / e.asked, e.good_sent / e.asked
+    found.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
+    say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
+    fleet.server(system)  # one that refuses requests is alive, and the rate too high
+    if word == VALID and not e.agrees(share):
+        raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
+    return passed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -181,18 +172,10 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         if note := samples[0].generator.get("trace"):
             say(f"each seed plays {note}")
         latest = _latest_good_end(objectives, longest)
-        search = Search(
-            found, fleet,
-            None if latest is None else max(latest, 5 * alone.longest_s),
-            requests,
-        )  # fmt: skip
+        drain_s = None if latest is None else max(latest, 5 * alone.longest_s)
         for seed in seeds:
-            found.brackets.append(
-                bracket(
-                    seed, _START * limit, args.precision,
-                    lambda rate, seed=seed: search.probe(seed, rate),  # type: ignore[misc]
-                )
-            )  # fmt: skip
+            passes = partial(probe, found, fleet, requests, drain_s, seed)
+            found.brackets.append(bracket(seed, _START * limit, args.precision, passes))
 
 
 def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | None:

@@ -15,9 +15,7 @@ from client.claims.report import as_text, conclude
 from client.load.machine import commit, machine
 from client.load.raw import RawError, read_raw, write_raw
 from client.workloads.traffic import Speed
-from client.workloads.workload_file import read_workload, write_workload
-
-RUNS, WORKLOADS = "runs.jsonl.gz", "workloads"
+from client.workloads.workload_file import write_workload
 
 
 def claim_of(policy: str, like: str | None) -> Claim:
@@ -42,12 +40,13 @@ def write(folder: Path, played: Played, like: str | None, *, runs: bool = True) 
 
 
 def _write_runs(folder: Path, played: Played) -> None:
-    (folder / WORKLOADS).mkdir(exist_ok=True)
+    workloads = folder / "workloads"
+    workloads.mkdir(exist_ok=True)
     for run in played.runs.values():
-        path = folder / WORKLOADS / f"{run.workload.sha256[:16]}.jsonl"
+        path = workloads / f"{run.workload.sha256[:16]}.jsonl"
         if not path.exists():
             write_workload(run.workload, path)
-    write_raw((({"job": asdict(job)}, run) for job, run in played.runs.items()), folder / RUNS)
+    write_raw(folder, (({"job": asdict(job)}, run) for job, run in played.runs.items()))
 
 
 def written(folder: Path, played: Played, about: dict[str, Any]) -> dict[str, Any]:
@@ -65,10 +64,7 @@ def again(folder: Path) -> dict[str, Any]:
         about = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError) as error:
         raise RawError(f"{folder / 'about.json'}: {error}") from None
-    workloads = {
-        w.sha256: w for w in map(read_workload, sorted((folder / WORKLOADS).glob("*.jsonl")))
-    }
-    runs = {Job(**told["job"]): run for told, run in read_raw(folder / RUNS, workloads.__getitem__)}
+    runs = {Job(**told["job"]): run for told, run in read_raw(folder)}
     claim = claim_of(about["policy"], about["like"])
     played = Played(
         claim, about["model"], about["seconds"], Speed(**about["speed"]), about["servers"], runs

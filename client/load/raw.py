@@ -1,7 +1,8 @@
 """Whole runs on disk: every request with every delivery, so that figures can be computed again.
 
 One line of JSON for each run, compressed; times in whole microseconds, deliveries as differences
-from the previous one. The workloads are in files next to them.
+from the previous one. The workloads are in files of the same folder: ``workload.jsonl``, or those
+in ``workloads/``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from client.load.records import Outcome, Run
-from client.workloads.workload_file import Workload
+from client.workloads.workload_file import Workload, read_workload
 
+RUNS = "runs.jsonl.gz"
 _TIMES = ("intended_s", "sent_s", "first_s", "end_s", "left_s")
 
 
@@ -23,23 +25,24 @@ class RawError(ValueError):
     """A file of runs that cannot be read."""
 
 
-def write_raw(runs: Iterable[tuple[dict[str, Any], Run]], path: Path) -> None:
+def write_raw(folder: Path, runs: Iterable[tuple[dict[str, Any], Run]]) -> None:
     """Each run with further facts about it, which must be JSON."""
-    with gzip.GzipFile(path, "wb", mtime=0) as file:
+    with gzip.GzipFile(folder / RUNS, "wb", mtime=0) as file:
         for about, run in runs:
             file.write(json.dumps({**about, "run": _as_json(run)}).encode() + b"\n")
 
 
-def read_raw(
-    path: Path, workload: Callable[[str], Workload]
-) -> Iterator[tuple[dict[str, Any], Run]]:
-    """The runs in the file; ``workload`` finds one by its sha256. RawError says what is wrong."""
+def read_raw(folder: Path) -> Iterator[tuple[dict[str, Any], Run]]:
+    """The runs in a folder. RawError or WorkloadError say what is wrong."""
+    path = folder / RUNS
+    files = [*folder.glob("workload.jsonl"), *sorted(folder.glob("workloads/*.jsonl"))]
+    workloads = {w.sha256: w for w in map(read_workload, files)}
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 about = json.loads(line)
                 run = about.pop("run")
-                yield about, _as_run(run, workload(run.pop("workload_sha256")))
+                yield about, _as_run(run, workloads[run.pop("workload_sha256")])
     except OSError as error:
         raise RawError(f"{path}: {error.strerror or error}") from None
     except (ValueError, LookupError, TypeError, EOFError) as error:

@@ -25,7 +25,6 @@ from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
 from client.load.rows import as_json, from_json
 from client.report.pictures.gantt import Rows, middle, pictured
-from client.workloads.workload_file import read_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     }
     (folder / "rows.json").write_text(json.dumps(kept) + "\n")
     drawn = min((r.job.seed for r in c.results), default=0)
-    write_raw(((_about(r, drawn), r.run) for r in c.results), folder / "runs.jsonl.gz")
+    write_raw(folder, ((_about(r, drawn), r.run) for r in c.results))
     write_requests(
         ((r.job.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
     )
@@ -173,12 +172,9 @@ def read_comparison(folder: Path) -> Comparison:
         raise RawError(f"{folder}: {error.strerror}: {error.filename}") from None
     except (ValueError, LookupError, TypeError) as error:
         raise RawError(f"{folder}: not a comparison that this version wrote: {error}") from None
-    workloads = {
-        w.sha256: w for w in map(read_workload, sorted((folder / "workloads").glob("*.jsonl")))
-    }
     played = [
         Played(_job(about["job"]), run, about["server"], about["iterations"])
-        for about, run in read_raw(folder / "runs.jsonl.gz", workloads.__getitem__)
+        for about, run in read_raw(folder)
     ]
     return judged(played, losses, calibration, manifest, _read_rows(folder / "rows.json"))
 

@@ -15,7 +15,7 @@ from client.analysis.gates import SATURATED, VALID, RunVerdict, judge, void_of
 from client.analysis.metrics import Objectives, RunFigures, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
-from client.load.raw import RawError, read_raw, write_raw
+from client.load.raw import RUNS, RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
 from client.load.servers.stats import described, note_of
 from client.report.html.page import Fold, Lead, Section, Selector, Table, seconds, write_page
@@ -28,7 +28,7 @@ from client.report.pictures.requests import (
 )
 from client.report.tables import VOID, bounded, server_table
 from client.report.words import number, objectives_text, rate
-from client.workloads.workload_file import read_workload, write_workload
+from client.workloads.workload_file import write_workload
 
 _PRINTED_FIGURES = tuple(f for f in LATENCIES if f.lag is not None or f.deferred)
 _PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
@@ -128,7 +128,7 @@ def write_run_report(folder: Path, one: OneRun) -> None:
     run = one.run
     folder.mkdir(parents=True, exist_ok=True)
     write_workload(run.workload, folder / "workload.jsonl")
-    write_raw([(asdict(one.facts), run)], folder / "runs.jsonl.gz")
+    write_raw(folder, [(asdict(one.facts), run)])
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
     write_deliveries(((run.target, o) for o in run.outcomes), folder / "tokens.csv")
     figures = {**run_figures(one), **one.facts.environment, "server": one.facts.server}
@@ -139,14 +139,12 @@ def write_run_report(folder: Path, one: OneRun) -> None:
 def read_run(folder: Path) -> OneRun:
     """Reads what `write_run_report` wrote and computes the figures again. RawError,
     WorkloadError."""
-    workload = read_workload(folder / "workload.jsonl")
-    path = folder / "runs.jsonl.gz"
-    for about, run in read_raw(path, {workload.sha256: workload}.__getitem__):
+    for about, run in read_raw(folder):
         goal, job = about["objectives"], about["job"]
         about["objectives"] = None if goal is None else Objectives(**goal)
         about["job"] = None if job is None else Job(**job)
         return judged(run, Facts(**{field.name: about[field.name] for field in fields(Facts)}))
-    raise RawError(f"{path}: contains no run")
+    raise RawError(f"{folder / RUNS}: contains no run")
 
 
 def write_run_page(path: Path, one: OneRun) -> None:

@@ -301,7 +301,7 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(
     system = System("busy", None, parse_target(faulty("busy", after=4)))  # it is made warm by four
     found = Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
-        assert not capacity.Search(found, fleet, None, 12).probe(0, 5000.0)
+        assert not capacity.probe(found, fleet, 12, None, 0, 5000.0)
     assert [(p.passed, p.verdict) for p in found.probes] == [(False, "FAILED")]
 
 
@@ -310,11 +310,10 @@ def test_a_server_that_hides_when_its_tokens_came_is_searched_by_e2e_only() -> N
     found = Findings(system, RECIPE, Objectives(ttft_s=1.0, e2e_s=60.0), 0.9, 0.05)
     run = run_of([outcome(i, at=i * 0.1, unplaced=5) for i in range(100)])
     fleet: Any = SimpleNamespace(play=lambda *_, **__: run, server=lambda _: None, words=None)
-    search = capacity.Search(found, fleet, None, 12)
     with pytest.raises(SearchError, match="without an event"):
-        search.probe(0, 50.0)
+        capacity.probe(found, fleet, 12, None, 0, 50.0)
     found.objectives = Objectives(e2e_s=60.0)
-    assert search.probe(0, 50.0)
+    assert capacity.probe(found, fleet, 12, None, 0, 50.0)
 
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Outcome, Run
+from client.workloads.workload_file import write_workload
 from tests.client.conftest import workload
 
 micros = st.integers(0, 10**9).map(lambda n: n / 1e6)
@@ -35,16 +36,15 @@ def test_reading_gives_back_what_was_written(
     samples: list[tuple[float, int]],
 ) -> None:
     run = Run("t", WORKLOAD, tuple(seen), tuple(samples), 1.5, "ids", streamed=True)
-    path = tmp_path_factory.mktemp("raw") / "runs.jsonl.gz"
-    write_raw([({"seed": 1}, run), ({"seed": 2}, run)], path)
-    back = list(read_raw(path, {WORKLOAD.sha256: WORKLOAD}.__getitem__))
-    assert back == [({"seed": 1}, run), ({"seed": 2}, run)]
+    folder = tmp_path_factory.mktemp("raw")
+    write_workload(WORKLOAD, folder / "workload.jsonl")
+    write_raw(folder, [({"seed": 1}, run), ({"seed": 2}, run)])
+    assert list(read_raw(folder)) == [({"seed": 1}, run), ({"seed": 2}, run)]
 
 
 @pytest.mark.parametrize("content", [b"no gzip", None])
 def test_a_file_without_runs_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "runs.jsonl.gz"
     if content is not None:
-        path.write_bytes(content)
+        (tmp_path / "runs.jsonl.gz").write_bytes(content)
     with pytest.raises(RawError, match=r"runs\.jsonl\.gz"):
-        list(read_raw(path, lambda _: WORKLOAD))
+        list(read_raw(tmp_path))
