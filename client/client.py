@@ -31,10 +31,9 @@ from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
 from client.load.records import Run
-from client.load.servers.probing import FIRST_ANSWER_S, adapted
+from client.load.servers.probing import FIRST_ANSWER_S, adapted, served_words
 from client.load.servers.processes import ServerError, cause, end_as_ctrl_c, unreachable
 from client.load.servers.stats import handled, settled_stats
-from client.load.vocabulary import served_words
 from client.load.workers import Crew, WorkerError
 from client.options.client import makes_words, parser, workload_of
 from client.options.rules import check

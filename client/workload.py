@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from client.load.http.target import parse_target
-from client.load.vocabulary import served_words
+from client.load.servers.probing import served_words
 from client.options.rules import add_shape_options, check, completed, declare, recipe_from
 from client.workloads.burstiness import Burstiness, describe
 from client.workloads.prompts import lengths_are_chosen

@@ -14,7 +14,7 @@ from client.load.live import live_view, say
 from client.load.machine import cores_for, holds
 from client.load.play import SILENCE_S
 from client.load.records import Run
-from client.load.servers.probing import FIRST_ANSWER_S, adapted
+from client.load.servers.probing import FIRST_ANSWER_S, adapted, served_words
 from client.load.servers.processes import (
     Server,
     ServerError,
@@ -24,7 +24,6 @@ from client.load.servers.processes import (
 )
 from client.load.servers.stats import settled_stats
 from client.load.servers.system import System
-from client.load.vocabulary import served_words
 from client.load.workers import Crew
 from client.workloads.prompts import lengths_are_chosen
 from client.workloads.recipe import Recipe, make

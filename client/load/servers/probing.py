@@ -1,18 +1,23 @@
-"""Finds out what a server can do: whether it streams, and which extras it accepts."""
+"""Finds out what a server can do: whether it streams, which extras it accepts, and which words are
+one token of its model."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import requests
 
 from client.load.http.dialects import EXTRAS, OpenAI
 from client.load.http.target import Target
+from client.load.live import say
 from client.load.servers.processes import ServerError, cause, unreachable
+from client.workloads.words import Words, embedded_words
 from client.workloads.workload_file import Request
 
 FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
+_TOKENS_S = 30.0
 
 
 def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S) -> Target:
@@ -64,3 +69,30 @@ def with_extras(target: Target, timeout_s: float) -> Target:
             raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
         known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
     return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
+
+
+def served_words(target: Target) -> Words:
+    """Words for prompts whose lengths are counted in the target's tokens, as its `/tokenize` (in
+    TGI's form) lists them; the embedded vocabulary's where it does not."""
+    known = embedded_words()
+    body = {"inputs": known.question()}
+    try:
+        answer = target.ask("POST", "/tokenize", json=body, timeout=_TOKENS_S)
+    except requests.RequestException:
+        return known  # the run reports the reason
+    if (tokens := _spans(answer)) is not None:
+        return known.kept(tokens)
+    say(
+        f"note: {target.name} does not list its tokens (/tokenize of TGI); prompts have the wanted "
+        "lengths in tokens of the embedded vocabulary"
+    )
+    return known
+
+
+def _spans(answer: requests.Response) -> dict[tuple[int, int], int] | None:
+    """The characters that each token covers, and its id."""
+    try:
+        tokens: list[dict[str, Any]] = answer.json()
+        return {(int(t["start"]), int(t["stop"])): int(t["id"]) for t in tokens}
+    except (requests.RequestException, ValueError, TypeError, KeyError, RecursionError):
+        return None
