@@ -14,10 +14,10 @@ import numpy as np
 
 from client.analysis.gates import judge
 from client.analysis.metrics import measure
-from client.load.live import live_view, say
-from client.load.machine import cores_for, machine, versions
-from client.load.servers.processes import ROOT, started
-from client.load.workers import Crew
+from client.comparison.fleet import Fleet
+from client.load.live import say
+from client.load.machine import ROOT, machine, versions
+from client.load.servers.system import System
 from client.workloads.recipe import Recipe, make
 
 GAP_S = 0.1
@@ -40,26 +40,24 @@ def self_test(
     Raises ServerError, and KeyboardInterrupt, since half a run shows nothing.
     """
     found = []
+    # -P: the folder of the script has modules with the names of others
+    script = ROOT / "client" / "load" / "nullserver.py"
     command = (
-        sys.executable, "-m", "client.load.nullserver", "--gap-s", str(GAP_S),
-        "--processes", str(workers),
+        sys.executable, "-P", str(script), "--gap-s", str(GAP_S), "--processes", str(workers),
     )  # fmt: skip
-    cores = cores_for(workers)
-    say(f"{cores}; processes of the client: {workers}")
-    own = (None, None) if cores.shared else (cores.client, cores.servers)
-    with tempfile.TemporaryDirectory() as folder, Crew(workers, own[0]) as crew:
-        log = Path(folder) / "null-server.log"
+    null = System("null", command, None)
+    recipe = Recipe(prompts="request")
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        Fleet(
+            recipe, Path(logs), 60.0, together=True, workers=workers, keep_alive=keep_alive
+        ) as fleet,
+    ):
+        say(f"{fleet.cores}; processes of the client: {workers}")
         for rate, tokens in ((rate * workers, tokens) for rate, tokens in streams):
-            with started(command, "null", log, 60.0, cwd=ROOT, cores=own[1]) as server:
-                target = replace(server.target, keep_alive=keep_alive)
-                count = round(rate * max(seconds, LIFETIMES * tokens * GAP_S))
-                recipe = Recipe(
-                    requests=count, rate=rate, prompts="request", output_tokens=f"fixed:{tokens}"
-                )
-                with live_view(f"{rate} requests/s", count, leave=False) as watch:
-                    run = crew.play(make(recipe), target, watch=watch)
-            if run.interrupted:
-                raise KeyboardInterrupt
+            count = round(rate * max(seconds, LIFETIMES * tokens * GAP_S))
+            asked = replace(recipe, requests=count, rate=rate, output_tokens=f"fixed:{tokens}")
+            run = fleet.play(null, make(asked), f"{rate} requests/s")
             m = measure(run)
             verdict = judge(run, m)
             line: dict[str, Any] = {
@@ -80,6 +78,6 @@ def self_test(
                 f"{verdict.word} {verdict.reason}"
             )
     if as_json:
-        figures = {"self_test": found, "workers": workers, "cores": asdict(cores)}
+        figures = {"self_test": found, "workers": workers, "cores": asdict(fleet.cores)}
         print(json.dumps({**figures, "machine": machine(), "versions": versions()}))
     return 0 if all(line["verdict"] == "VALID" for line in found) else 1

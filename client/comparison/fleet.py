@@ -54,6 +54,7 @@ class Fleet:
         *,
         together: bool | None,
         workers: int = 1,
+        keep_alive: bool = False,
         watched: Sequence[System] = (),
     ) -> None:
         """``together`` None: if memory suffices. ``watched``: those of our servers that one live
@@ -62,6 +63,7 @@ class Fleet:
         self.words: Words | None = None
         self.lost: dict[str, Loss] = {}
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
+        self._keep_alive = keep_alive
         self.together = bool(together)
         self._measured = together is None
         self._watched = [c.name for c in watched if c.command is not None]
@@ -118,7 +120,7 @@ class Fleet:
             server = self._launched[name][0]
             try:
                 await_health(server, self._start_s)
-                server = ready(server, self._recipe, self.crew)
+                server = self._warmed(server)
                 if self.words is None and lengths_are_chosen(self._recipe.prompts):
                     self.words = served_words(server.target)
                 self._ready[name] = server
@@ -179,6 +181,20 @@ class Fleet:
                 server = stack.enter_context(launched(command, name, log, cores=cores, port=port))
             self._launched[name] = server, stack.pop_all()
 
+    def _warmed(self, server: Server) -> Server:
+        """Streaming if it can, and warm: the first measured request must not include one-time
+        work."""
+        target = replace(adapted(server.target), keep_alive=self._keep_alive)
+        server = replace(server, target=target)
+        few = replace(
+            self._recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7
+        )
+        run = self.crew.play(make(few), target, silence_s=FIRST_ANSWER_S)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        must_answer(run, server)
+        return server
+
     def _end_all(self, but: str = "") -> None:
         for name in list(self._launched):
             if name != but:
@@ -189,20 +205,6 @@ class Fleet:
         self._ready.pop(name, None)
         if name in self._launched:
             self._launched.pop(name)[1].close()
-
-
-def ready(server: Server, recipe: Recipe, crew: Crew) -> Server:
-    """Streaming if it can, and warm: the first measured request must not include one-time work.
-
-    Raises ServerError if it does not respond.
-    """
-    server = replace(server, target=adapted(server.target))
-    warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
-    run = crew.play(make(warm), server.target, silence_s=FIRST_ANSWER_S)
-    if run.interrupted:
-        raise KeyboardInterrupt
-    must_answer(run, server)
-    return server
 
 
 def must_answer(run: Run, server: Server) -> None:

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
+        "gpus": _ask_gpus("name"),
         "system": platform.platform(),
         "loadavg": [round(x, 2) for x in os.getloadavg()],
     }
@@ -67,7 +67,8 @@ class Cores:
     def __str__(self) -> str:
         if self.shared:
             return f"client and servers share the {len(self.servers)} cores of this machine"
-        return f"client on cores {_told(self.client)}, servers on cores {_told(self.servers)}"
+        client, servers = (", ".join(map(str, cores)) for cores in (self.client, self.servers))
+        return f"client on cores {client}, servers on cores {servers}"
 
 
 def cores_for(workers: int = 1) -> Cores:
@@ -98,10 +99,6 @@ def siblings(core: int) -> set[int]:
         low, _, high = part.strip().partition("-")
         found |= set(range(int(low), int(high or low) + 1))
     return found | {core}
-
-
-def _told(cores: Collection[int]) -> str:
-    return ", ".join(map(str, cores))
 
 
 @contextlib.contextmanager
@@ -175,12 +172,8 @@ def holds(copies: int, each_bytes: int) -> bool:
     return in_gpus and copies * each_bytes <= psutil.virtual_memory().available
 
 
-def _gpus() -> list[str] | None:
-    """Names of the NVIDIA GPUs; empty without a driver, None where the driver does not say."""
-    return _ask_gpus("name")
-
-
 def _ask_gpus(what: str) -> list[str] | None:
+    """Of each NVIDIA GPU; empty without a driver, None where the driver does not say."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from client.load.http.target import Target
-from client.load.servers.processes import started
+from client.load.servers.processes import Server, await_health, launched
 from client.load.servers.system import System
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
@@ -24,6 +24,14 @@ def command(mode: str, **options: object) -> tuple[str, ...]:
     return (
         sys.executable, "-m", "tests.client.modelserver", "--mode", mode, *itertools.chain(*flags)
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], name: str, log: Path, start_s: float) -> Iterator[Server]:
+    """A server that responds."""
+    with launched(command, name, log) as server:
+        await_health(server, start_s)
+        yield server
 
 
 class StartServer(Protocol):

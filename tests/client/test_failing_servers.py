@@ -29,12 +29,11 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.comparison.runs import carry_out
 from client.load.http.target import parse_target
-from client.load.servers.processes import started
 from client.load.servers.system import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client.analysis.made import outcome, run_of
-from tests.client.conftest import StartServer, command, system
+from tests.client.conftest import StartServer, command, started, system
 from tests.client.modelserver import BATCH_S
 from tests.client.test_compare import planned
 

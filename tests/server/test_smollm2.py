@@ -18,8 +18,8 @@ from client.analysis.metrics import measure
 from client.load.http.target import Target
 from client.load.play import play
 from client.load.servers.probing import adapted, served_words
-from client.load.servers.processes import started
 from client.workloads.recipe import Recipe, make
+from tests.client.conftest import started
 from tests.model.reference.test_smollm2 import QUESTIONS
 from tests.smollm2 import FILE, NEEDED
 from tests.support.official import ended, outcome, submitted

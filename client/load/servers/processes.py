@@ -87,7 +87,6 @@ def launched(
     name: str,
     log: Path,
     *,
-    cwd: Path | None = None,
     cores: Collection[int] | None = None,
     port: int | None = None,
 ) -> Iterator[Server]:
@@ -95,8 +94,8 @@ def launched(
     returned. Without a ``port``, which the caller keeps free, one is found.
 
     The server leads a separate process group, so that no process of it survives the block and a
-    Ctrl-C in the terminal reaches only the caller. Without `cwd` it runs in the caller's folder, so
-    that relative paths among its options mean the same. ``cores`` are those it may run on.
+    Ctrl-C in the terminal reaches only the caller. It runs in the caller's folder, so that relative
+    paths among its options mean the same. ``cores`` are those it may run on.
     """
     # it must not run jobs that are stored for the user's own server
     environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
@@ -105,7 +104,7 @@ def launched(
     with kept as port, log.open("ab") as sink:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
-            stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, env=environment,
+            stdout=sink, stderr=subprocess.STDOUT, env=environment,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -114,17 +113,6 @@ def launched(
             yield Server(parse_target(f"{name}=http://127.0.0.1:{port}"), process, log)
         finally:
             _stop(process)
-
-
-@contextlib.contextmanager
-def started(
-    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None,
-    cores: Collection[int] | None = None,
-) -> Iterator[Server]:  # fmt: skip
-    """``launched``, but yields when ``/health`` returns 200."""
-    with launched(command, name, log, cwd=cwd, cores=cores) as server:
-        await_health(server, start_s)
-        yield server
 
 
 def await_health(server: Server, start_s: float) -> None:

@@ -16,10 +16,9 @@ from client.load.http.exchange import Progress
 from client.load.http.target import Target
 from client.load.machine import divided
 from client.load.records import Run
-from client.load.servers.processes import started
 from client.load.workers import Crew, WorkerError
 from client.workloads.recipe import Recipe, make
-from tests.client.conftest import command
+from tests.client.conftest import command, started
 
 
 @pytest.fixture(scope="module")

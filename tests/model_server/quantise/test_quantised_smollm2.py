@@ -9,10 +9,10 @@ import pytest
 import requests
 
 from benchmarks.bare import Job, run_bare
-from client.load.servers.processes import started
 from model import LoadOptions, load_model
 from model_server.quantise import quantise
 from scheduling.policies.orca import Orca
+from tests.client.conftest import started
 from tests.model.reference.test_smollm2 import QUESTIONS
 from tests.peers import asked
 from tests.smollm2 import FILE, NEEDED

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from benchmarks.peers.environments import BUILD
-from client.load.servers.processes import started
+from tests.client.conftest import started
 from tests.server.apis import clients
 from tests.server.test_smollm2 import START_S
 from tests.smollm2 import FILE, NO_NETWORK

@@ -17,11 +17,10 @@ from client.load.http.dialects import Native, OpenAI, counted
 from client.load.http.target import parse_target
 from client.load.play import play
 from client.load.servers.probing import adapted, served_words
-from client.load.servers.processes import started
 from client.workloads.spec import SpecError
 from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request
-from tests.client.conftest import workload
+from tests.client.conftest import started, workload
 
 
 @pytest.fixture(scope="module")
