@@ -11,7 +11,7 @@ import numpy as np
 from client.analysis.figures import TTFT
 from client.analysis.statistics import Floats
 from client.claims.figures import METRICS, ends_s, service, urgent, users, waited_s
-from client.claims.play import BASELINE, CONTROL, POLICY, Job, Played
+from client.claims.play import BASELINE, CONTROL, POLICY, Played
 from client.load.records import Run
 from client.report.html.chart import WIDTH, Axis, Bar, Chart, Mark, Polyline, draw
 from client.report.html.page import seconds
@@ -56,7 +56,7 @@ def _colour(side: str) -> str:
 def _all(played: Played, side: str) -> list[Run]:
     """The runs of a side under the deciding traffic."""
     sides = (BASELINE, CONTROL) if side == BASELINE else (side,)
-    return [r for job, r in played.runs.items() if job.part == "traffic" and job.side in sides]
+    return [run for side in sides for run in played.turns["traffic"].get(side, [])]
 
 
 # --- one running request while a long prompt arrives --------------------------------------------
@@ -67,7 +67,7 @@ def _stalls(played: Played) -> list[Chart]:
     bars, labels, waits = [], [], []
     end_s = 0.0
     for row, (side, name) in enumerate(reversed(_sides(played).items()), start=1):
-        short, long = played.runs[Job("drawn", 0, side)].outcomes
+        short, long = played.turns["drawn"][side][0].outcomes
         start_s = long.origin_s
         first_s = (long.first_s or long.left_s) - start_s
         end_s = max(end_s, 1.5 * first_s)
@@ -137,7 +137,7 @@ def _progress(played: Played) -> list[Chart]:
 
 def _starvation(played: Played) -> list[Chart]:
     """A panel a policy: when each request came, and how long it waited for its first token."""
-    runs = {side: played.runs[Job("drawn", 0, side)] for side in _sides(played)}
+    runs = {side: played.turns["drawn"][side][0] for side in _sides(played)}
     most = max(float(waited_s(run, TTFT).max()) for run in runs.values())
     panels = []
     for side, run in runs.items():
@@ -194,9 +194,9 @@ def _goodput(played: Played) -> list[Chart]:
     lines, goodput = [], METRICS["goodput"].values
     for side, name in _sides(played).items():
         points = {
-            float(job.part.removeprefix("load ")): [run]
-            for job, run in played.runs.items()
-            if job.part.startswith("load ") and job.side == side
+            float(part.removeprefix("load ")): turns[side]
+            for part, turns in played.turns.items()
+            if part.startswith("load ")
         } | {played.claim.traffic.load: _all(played, side)}
         curve = [
             (load, float(np.mean([goodput(run) for run in runs])))

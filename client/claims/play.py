@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from client.analysis.gates import SATURATED, VALID, judge
@@ -35,30 +34,22 @@ Make = Callable[[int, int], Workload]  # from a seed and the number of a copy
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One run. ``part``: traffic, calm, or what a picture needs besides; ``side``: one of `BLOCK`,
-    or a further policy."""
-
-    part: str
-    seed: int
-    side: str
-
-
-@dataclass(frozen=True, slots=True)
 class Played:
-    """``speed``: of the baseline with this traffic. ``servers`` describe themselves."""
+    """``speed``: of the baseline with this traffic. ``servers`` describe themselves. ``turns``: the
+    runs of a part (traffic, calm, or what a picture needs besides), one per seed, by side: one of
+    `BLOCK`, or a further policy."""
 
     claim: Claim
     model: str
     seconds: float
     speed: Speed
     servers: dict[str, str]
-    runs: dict[Job, Run] = field(default_factory=dict)
+    turns: dict[str, Mapping[str, list[Run]]] = field(default_factory=dict)
 
     def blocks(self, part: str) -> list[dict[str, Run]]:
         """The seeds in which every run is sound."""
-        seeds = sorted({job.seed for job in self.runs if job.part == part})
-        found = [{s: self.runs[Job(part, seed, s)] for s in BLOCK} for seed in seeds]
+        sides = self.turns[part]
+        found = [dict(zip(sides, runs, strict=True)) for runs in zip(*sides.values(), strict=True)]
         return [block for block in found if not any(map(unsound, block.values()))]
 
 
@@ -100,22 +91,18 @@ def play(
         }
         played = Played(claim, model, seconds, speed, told)
 
-        def turn(part: str, side: str, make: Make, seed: int) -> None:
+        def turn(part: str, side: str, make: Make, seed: int) -> Run:
             its = systems[BASELINE if side == CONTROL else side]
             title = f"{claim.policy}, {part}, seed {seed}, {side}"
             run = fleet.play(its, make(seed, int(side == CONTROL)), title, silence_s=_SILENCE_S)
-            played.runs[Job(part, seed, side)] = run
             if (why := unsound(run)) is not None:
                 say(f"{title}: left out, {why}")
+            return run
 
-        for part, traffic, length_s in (
-            ("traffic", claim.traffic, seconds), ("calm", claim.calm, CALM * seconds)
-        ):  # fmt: skip
-            make = partial(_workload, traffic, speed, length_s)
-            sides = {side: partial(turn, part, side, make) for side in BLOCK}
-            Experiment(sides, {}, BASELINE).run(seeds)
-        for part, side, make in _pictured(claim, speed, seconds):
-            turn(part, side, make, 0)
+        for part, names, make in _parts(claim, speed, seconds):
+            sides = {side: partial(turn, part, side, make) for side in names}
+            rounds = seeds if names == BLOCK else 1
+            played.turns[part] = Experiment(sides, {}, BASELINE).run(rounds).turns
     return played
 
 
@@ -137,17 +124,22 @@ def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
     return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
 
 
-def _pictured(claim: Claim, speed: Speed, seconds: float) -> Iterator[tuple[str, str, Make]]:
-    """The runs that only its picture needs."""
-    for side in (BASELINE, *claim.also, POLICY):
-        if claim.picture == "stalls":
-            yield "drawn", side, lambda *_: stall(speed)
-        elif claim.drawn is not None:
-            yield "drawn", side, partial(_workload, claim.drawn, speed, seconds)
+def _parts(
+    claim: Claim, speed: Speed, seconds: float
+) -> Iterator[tuple[str, tuple[str, ...], Make]]:
+    """What is played to which sides; first what decides, then what only the picture needs."""
+    yield "traffic", BLOCK, partial(_workload, claim.traffic, speed, seconds)
+    yield "calm", BLOCK, partial(_workload, claim.calm, speed, CALM * seconds)
+    every = BASELINE, *claim.also, POLICY
+    if claim.picture == "stalls":
+        yield "drawn", every, lambda *_: stall(speed)
+    elif claim.drawn is not None:
+        yield "drawn", every, partial(_workload, claim.drawn, speed, seconds)
     if claim.picture == "goodput":
-        for load, side in product(LOADS, (BASELINE, POLICY)):
+        for load in LOADS:
             traffic = replace(claim.traffic, load=load)
-            yield f"load {load:g}", side, partial(_workload, traffic, speed, seconds)
+            sides = BASELINE, POLICY
+            yield f"load {load:g}", sides, partial(_workload, traffic, speed, seconds)
 
 
 def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int) -> Workload:

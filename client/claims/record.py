@@ -10,10 +10,11 @@ from typing import Any
 
 from client.claims.catalogue import CLAIMS, Claim
 from client.claims.pictures import picture
-from client.claims.play import Job, Played
+from client.claims.play import Played
 from client.claims.report import as_text, conclude
 from client.load.machine import commit, machine
 from client.load.raw import RawError, read_raw, write_raw
+from client.load.records import Run
 from client.workloads.traffic import Speed
 from client.workloads.workload_file import write_workload
 
@@ -42,11 +43,17 @@ def write(folder: Path, played: Played, like: str | None, *, runs: bool = True) 
 def _write_runs(folder: Path, played: Played) -> None:
     workloads = folder / "workloads"
     workloads.mkdir(exist_ok=True)
-    for run in played.runs.values():
+    runs = [
+        ({"job": {"part": part, "seed": seed, "side": side}}, run)
+        for part, sides in played.turns.items()
+        for side, own in sides.items()
+        for seed, run in enumerate(own)
+    ]
+    for _, run in runs:
         path = workloads / f"{run.workload.sha256[:16]}.jsonl"
         if not path.exists():
             write_workload(run.workload, path)
-    write_raw(folder, (({"job": asdict(job)}, run) for job, run in played.runs.items()))
+    write_raw(folder, runs)
 
 
 def written(folder: Path, played: Played, about: dict[str, Any]) -> dict[str, Any]:
@@ -64,10 +71,18 @@ def again(folder: Path) -> dict[str, Any]:
         about = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError) as error:
         raise RawError(f"{folder / 'about.json'}: {error}") from None
-    runs = {Job(**told["job"]): run for told, run in read_raw(folder)}
+    turns: dict[str, dict[str, list[Run]]] = {}
+    for told, run in read_raw(folder):
+        sides = turns.setdefault(told["job"]["part"], {})
+        sides.setdefault(told["job"]["side"], []).append(run)
     claim = claim_of(about["policy"], about["like"])
     played = Played(
-        claim, about["model"], about["seconds"], Speed(**about["speed"]), about["servers"], runs
+        claim,
+        about["model"],
+        about["seconds"],
+        Speed(**about["speed"]),
+        about["servers"],
+        {**turns},
     )
     return written(folder, played, about)
 
