@@ -216,11 +216,13 @@ def make_app(args: argparse.Namespace) -> web.Application:
         loop.queue.append(me)
         loop.arrived_event.set()
         try:
-            return await answer(request, body, me)
+            return await respond(request, body, me)
         finally:
             me.gone = True
 
-    async def answer(request: web.Request, body: dict[str, Any], me: Waiting) -> web.StreamResponse:
+    async def respond(
+        request: web.Request, body: dict[str, Any], me: Waiting
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         streaming = bool(body.get("stream"))
         if streaming:
