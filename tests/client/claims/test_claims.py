@@ -32,7 +32,7 @@ TRAFFIC = Traffic(
 
 def sleeping(policy: str, claim: Claim, model: str, options: Sequence[str]) -> System:
     """A server whose iterations sleep, the slower one's four times as long."""
-    return System(policy, command("dynamic", base_s={"fast": 0.005}.get(policy, 0.02)), None)
+    return System(policy, command("dynamic", base_s={"fast": 0.01}.get(policy, 0.04)), None)
 
 
 @pytest.fixture(scope="module")
