@@ -113,11 +113,17 @@ class Choice:
                 self._unsent.clear()  # logprobs are those of the answer
             if self._is_cut and not self._follower.ended:
                 self._service.manager.cancel(self.inference, "stop")
+            if self._scored and self._parser is not None:  # a token leaves with its text or call
+                yield from self._segments(pieces)
+                pieces = []
         if self._follower.ended:
             pieces += self._parsed(self._finder.push(self._follower.rest()))
             pieces += self._parsed(self._finder.finish())
             pieces += [] if self._parser is None else self._parser.finish()
             self.finish = self._reason()
+        yield from self._segments(pieces)
+
+    def _segments(self, pieces: Sequence[Piece]) -> Iterator[Segment]:
         tokens, ending = self._sendable()
         runs = list(_runs(pieces))
         reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece))

@@ -18,6 +18,7 @@ from api.responses.shapes import (
     OutputText,
     ReasoningText,
     ResponseEvent,
+    ResponseEventType,
     ResponseUsage,
 )
 
@@ -90,7 +91,7 @@ class Output:
         status = self.response["status"]
         if status == "cancelled":
             status = "incomplete"
-        return self._response_event(cast(Literal["response.completed"], f"response.{status}"))
+        return self._response_event(cast(ResponseEventType, f"response.{status}"))
 
     def _end(
         self, status: Literal["completed", "incomplete", "failed"], usage: Usage | None
@@ -108,6 +109,8 @@ class Output:
     def _text(self, delta: str) -> Iterator[Event]:
         item = self._open
         if item is None or item["type"] != "message":
+            if item is not None:
+                self._tokens = _newest(self._tokens, len(delta.encode()))
             yield from self._close("completed")
             item = self._open = _message("in_progress", [])
             yield self._item_event("response.output_item.added", item)
@@ -164,8 +167,8 @@ class Output:
             }
             if (known := self._spaces.get(function["name"])) is not None:
                 item["namespace"], item["name"] = known
-            self._tokens = []
             yield self._item_event("response.output_item.added", item)
+        self._tokens = []
         assert item is not None
         if delta := function["arguments"]:
             self._pieces.append(delta)
@@ -182,7 +185,6 @@ class Output:
         item, whole = self._open, "".join(self._pieces)
         if item is None:
             return
-        index = self._index
         item["status"] = status
         if item["type"] == "message":
             part = _part(whole, self._logprobs)
@@ -191,7 +193,7 @@ class Output:
                 "type": "response.output_text.done",
                 "sequence_number": self._next(),
                 "item_id": item["id"],
-                "output_index": index,
+                "output_index": self._index,
                 "content_index": 0,
                 "text": whole,
                 "logprobs": self._logprobs,
@@ -203,7 +205,7 @@ class Output:
                 "type": "response.reasoning_text.done",
                 "sequence_number": self._next(),
                 "item_id": item["id"],
-                "output_index": index,
+                "output_index": self._index,
                 "content_index": 0,
                 "text": whole,
             }
@@ -214,7 +216,7 @@ class Output:
                 "type": "response.function_call_arguments.done",
                 "sequence_number": self._next(),
                 "item_id": item["id"],
-                "output_index": index,
+                "output_index": self._index,
                 "name": item["name"],
                 "arguments": whole,
             }
@@ -233,17 +235,7 @@ class Output:
         self._events += 1
         return self._events - 1
 
-    def _response_event(
-        self,
-        kind: Literal[
-            "response.created",
-            "response.queued",
-            "response.in_progress",
-            "response.completed",
-            "response.incomplete",
-            "response.failed",
-        ],
-    ) -> ResponseEvent:
+    def _response_event(self, kind: ResponseEventType) -> ResponseEvent:
         return {"type": kind, "sequence_number": self._next(), "response": self.response.copy()}
 
     def _item_event(
@@ -282,6 +274,15 @@ def _message(status: ItemStatus, content: list[OutputText]) -> OutputMessage:
         "role": "assistant",
         "content": content,
     }
+
+
+def _newest(tokens: list[ChatToken], size: int) -> list[ChatToken]:
+    """Those of the last `size` bytes: what is before them closed a call."""
+    first = len(tokens)
+    while first and size > 0:
+        first -= 1
+        size -= len(tokens[first]["bytes"])
+    return tokens[first:]
 
 
 def _part(text: str, logprobs: list[ChatToken]) -> OutputText:

@@ -174,21 +174,33 @@ class DeletedResponse(TypedDict):
 # --- events ---------------------------------------------------------------------------------
 
 
+ResponseEventType = Literal[
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+
+
 class _Event(TypedDict):
     sequence_number: int  # from 0, one more with each event
+
+
+class _OfItem(_Event):
+    item_id: str
+    output_index: int
+
+
+class _OfContent(_OfItem):
+    content_index: int
 
 
 class ResponseEvent(_Event):
     """The response as it is when it begins and ends."""
 
-    type: Literal[
-        "response.created",
-        "response.queued",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
+    type: ResponseEventType
     response: GeneratedResponse
 
 
@@ -198,59 +210,40 @@ class ItemEvent(_Event):
     item: OutputItem
 
 
-class PartEvent(_Event):
+class PartEvent(_OfContent):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    item_id: str
-    output_index: int
-    content_index: int
     part: OutputText | ReasoningText
 
 
-class TextDelta(_Event):
+class TextDelta(_OfContent):
     type: Literal["response.output_text.delta"]
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
     logprobs: list[ChatToken]
 
 
-class TextDone(_Event):
+class TextDone(_OfContent):
     type: Literal["response.output_text.done"]
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
     logprobs: list[ChatToken]
 
 
-class ReasoningDelta(_Event):
+class ReasoningDelta(_OfContent):
     type: Literal["response.reasoning_text.delta"]
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
 
 
-class ReasoningDone(_Event):
+class ReasoningDone(_OfContent):
     type: Literal["response.reasoning_text.done"]
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
 
 
-class ArgumentsDelta(_Event):
+class ArgumentsDelta(_OfItem):
     type: Literal["response.function_call_arguments.delta"]
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDone(_Event):
+class ArgumentsDone(_OfItem):
     type: Literal["response.function_call_arguments.done"]
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 

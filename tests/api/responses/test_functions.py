@@ -19,6 +19,7 @@ ANSWERS: list[tuple[str, list[tuple[str, str]]]] = [
     ("Fine.", [("message", "Fine.")]),
     (CALL, [("weather", PARIS)]),
     (f"So:\n{CALL}\n{ADDING}", [("message", "So:\n"), ("weather", PARIS), ("add", "{}")]),
+    (f"é {CALL} é", [("message", "é "), ("weather", PARIS), ("message", " é")]),
 ]
 
 
@@ -35,11 +36,15 @@ def shown(response: Json) -> list[tuple[str, str]]:
 def test_calls_are_items_streamed_or_not(
     says: Says, answer: str, output: list[tuple[str, str]]
 ) -> None:
-    whole = both(says(answer), tools=TOOLS)
-    assert shown(whole) == output
-    assert {item["status"] for item in whole["output"]} == {"completed"} == {whole["status"]}
-    scored = {"include": ["message.output_text.logprobs"], "tools": TOOLS}
-    assert shown(events(says(answer), **scored)[-1]["response"]) == output
+    """The logprobs of a message are those of its own text."""
+    for scores in ([], ["message.output_text.logprobs"]):
+        whole = both(says(answer), tools=TOOLS, include=scores, seed=1)
+        assert shown(whole) == output
+        assert {item["status"] for item in whole["output"]} == {"completed"} == {whole["status"]}
+        for item in whole["output"]:
+            for part in item.get("content", ()):
+                held = [byte for token in part["logprobs"] for byte in token["bytes"]]
+                assert bytes(held).decode() == (part["text"] if scores else "")
 
 
 def test_a_call_that_is_cut_off_is_incomplete(says: Says) -> None:
