@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LIMIT_S, HANG_S = 150, 90  # of a mutant's tests of either sort, and of one test
-LIFE = ["tests/server/life", "tests/server/test_serving.py"]
+LIFE = ["tests/server/life"]
 PROCESSES = {
     **dict.fromkeys(("batching.py", "engine", "scheduling"), LIFE),
     "runtime": ["tests/runtime/test_shards.py", "tests/model_server"],
     "models": ["tests/models/test_fetch.py", "tests/model_server"],
     **{package: ["tests/server/apis", *LIFE] for package in ("text", "api")},
-    "deferred": ["tests/deferred/store/test_killed.py", "tests/server/batches"],
+    "deferred": ["tests/deferred/store/test_killed.py", "tests/server/test_batches.py"],
     "router": ["tests/router/http"],
 }
 MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}

@@ -113,7 +113,7 @@ class Choice:
                 self._unsent.clear()  # logprobs are those of the answer
             if self._is_cut and not self._follower.ended:
                 self._service.manager.cancel(self.inference, "stop")
-            if self._scored and self._parser is not None:  # a token leaves with its text or call
+            if pieces and self._scored and self._parser is not None:  # tokens leave with their text
                 yield from self._segments(pieces)
                 pieces = []
         if self._follower.ended:
@@ -121,7 +121,8 @@ class Choice:
             pieces += self._parsed(self._finder.finish())
             pieces += [] if self._parser is None else self._parser.finish()
             self.finish = self._reason()
-        yield from self._segments(pieces)
+        if pieces or self.finish or self._parser is None:
+            yield from self._segments(pieces)
 
     def _segments(self, pieces: Sequence[Piece]) -> Iterator[Segment]:
         tokens, ending = self._sendable()

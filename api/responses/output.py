@@ -41,12 +41,8 @@ class Output:
 
     def opening(self) -> Iterator[Event]:
         yield self._response_event("response.created")
-        yield self._response_event("response.in_progress")
-
-    def queued(self) -> Iterator[Event]:
-        """In the place of `opening` for a response in the background."""
-        yield self._response_event("response.created")
-        yield self._response_event("response.queued")
+        in_background = self.response["status"] == "queued"
+        yield self._response_event("response.queued" if in_background else "response.in_progress")
 
     def add(self, chunk: ChatChunk) -> Iterator[Event]:
         if self.response["status"] == "queued":

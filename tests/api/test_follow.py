@@ -1,19 +1,21 @@
-"""Readers of a request, beside the loop that advances it."""
+"""Readers of a request, beside the loop that advances it, and what its log line says in the end."""
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import cast
 
 import pytest
 from flask import Flask
+from flask.testing import FlaskClient
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from api.follow import Follower
 from api.http.departed import Departures
-from api.http.hooks.logs import belongs_to_request, register_log
+from api.http.hooks.logs import belongs_to_request, formatter, register_log
 from api.http.hooks.traces import register_traces, trace_generations
 from api.http.writer import Writer
 from api.metrics import Metrics
@@ -32,6 +34,7 @@ from telemetry.stats import Stats
 from telemetry.tracing import Tracing
 from tests.batching.modes import MODES
 from tests.batching.virtual import Books, World
+from tests.support.dialects import NATIVE, body
 from tests.support.hash_app import byte_tokenizer
 from tests.support.hash_model import HashModel
 from text.stops import Stops
@@ -120,6 +123,38 @@ def test_the_log_and_the_trace_tell_what_the_client_received(
     (line,) = caplog.records
     told = [vars(line)["fields"]["generated_tokens"], dict(span.attributes or {})[OUTPUT]]
     assert told == [inference.record.generated] * 2
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:
+    lines = [formatter(kind).format(record) for record in caplog.records]
+    caplog.clear()
+    return lines
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_request_has_one_line_with_its_id_and_its_cost(
+    client: FlaskClient, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "api.http.hooks.logs")
+    for sent, tokens in (("mine", 5), ("x" * 129, 0), ("two words", 0)):
+        asked = body(NATIVE, "hello", tokens, stream=stream)
+        with client.post(NATIVE, json=asked, headers={"X-Request-Id": sent}) as answer:
+            answer.get_data()
+        (line,) = map(json.loads, lines_of(caplog, "json"))
+        identity = answer.headers["X-Request-Id"]
+        assert (identity == sent) == (sent == "mine"), "one that is none is replaced"
+        told = [line[name] for name in ("method", "path", "status", "request_id")]
+        assert told == ["POST", NATIVE, 200 if tokens else 400, identity]
+        assert (line["level"], line["client"]) == ("info", "127.0.0.1")
+        if tokens:
+            assert (line["prompt_tokens"], line["generated_tokens"]) == (5, 5)
+            assert line["ends"] == ["length"]
+            assert 0 <= line["queue_s"] < line["ttft_s"] < line["duration_s"]
+    client.get("/no\nwhere").close()
+    client.get("/health").close()  # a probe has none
+    (line,) = lines_of(caplog, "plain")
+    assert '"GET' not in line
+    assert 'GET "/no\\nwhere" 404' in line
 
 
 def test_a_response_ends_for_its_reader_once_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,7 @@ def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path:
     client, engine = app.test_client(), app.extensions["engine"]
     models = ("/v1/models", "/v1/models/embedded")
     answers = {path: ask(client, path) for path in PATHS}
+    assert client.get("/stats").get_json()["model"] is None
     for path, answer in (answers | {path: client.get(path) for path in models}).items():
         assert "loaded" in refused(answer, path, 503)
         assert answer.headers["Retry-After"] == "1"

@@ -33,7 +33,7 @@ class Background:
         """Call it before the requests are submitted. The stored response gets its end."""
         if call.wanted.stream:
             self._logs.open(call.id)
-            for told in call.output.queued():
+            for told in call.output.opening():
                 self._logs.add(call.id, told)
         reading = self._read(call)
         updated = _Calling(lambda: self._executor.submit(next, reading, None))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from pydantic import TypeAdapter
 from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
+from api.responses.stored import kept
+from api.responses.stored.background import Background
 from serving.config import Config
 from tests.api.conftest import TWO, held_at, serving
 from tests.support.hash_app import END_ID
@@ -24,6 +28,7 @@ from tests.support.openai_calls import CONTEXT, alike, chat, is_error
 from tests.support.process import eventually
 
 Json = dict[str, Any]
+LIMIT_S = Config(mode="dynamic").request_timeout
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
 
 
@@ -265,9 +270,31 @@ def test_a_response_that_is_generated_can_be_cancelled_and_not_continued(tmp_pat
         early = is_error(ask(client, previous_response_id=told["id"]), 400, "previous_response_id")
         assert "not complete yet" in early
         assert client.post(f"{path}/cancel").get_json()["status"] == status() == "cancelled"
+        deleted, streamed = (
+            ask(client, background=True, store=True, max_output_tokens=50, **fields)
+            for fields in ({}, {"stream": True})
+        )
+        client.delete(f"/v1/responses/{deleted.get_json()['id']}")
+        parts = streamed.iter_encoded()
+        begun = json.loads(next(parts).split(b"data: ")[1].split(b"\n")[0])
+        client.post(f"/v1/responses/{begun['response']['id']}/cancel")
         go.set()
-        eventually(lambda: client.get("/stats").get_json()["counts"]["cancelled"] == 1, "its end")
+        last = json.loads(b"".join(parts).rpartition(b"data: ")[2])
+        assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+        eventually(lambda: client.get("/stats").get_json()["counts"]["cancelled"] == 3, "their end")
         assert status() == "cancelled"
+
+
+def test_a_response_whose_server_is_lost_has_failed_a_minute_after_its_limit(
+    store: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Background, "follow", lambda *_: None)  # nobody writes its end
+    told = respond(store, background=True, store=True, max_output_tokens=1)
+    now_s, path = time.time(), f"/v1/responses/{told['id']}"
+    for later_s, status in ((LIMIT_S + 50, "in_progress"), (LIMIT_S + 70, "failed")):
+        clock = SimpleNamespace(time=lambda later_s=later_s: now_s + later_s)
+        monkeypatch.setattr(kept, "time", clock)
+        assert store.get(path).get_json()["status"] == status
 
 
 def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> None:

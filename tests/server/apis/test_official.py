@@ -1,26 +1,27 @@
-"""Each official client once, over real sockets. What the APIs promise is tested in tests/api.
-
-The cases of TGI's own `integration-tests/models/test_flash_gpt2.py` are here with the embedded
-model in place of GPT-2: ten greedy tokens with details, all parameters, and a load of identical
-requests that must have identical answers.
-"""
+"""Each official client once, over real sockets. What the APIs promise is tested in tests/api."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
-from huggingface_hub.errors import ValidationError
+import requests
+from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import GenerationError, ValidationError
 from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.server.apis import clients as programs
 from tests.server.apis.test_clients import understood
-from tests.support.hash_app import STEP_S
+from tests.support.dialects import NATIVE, body
+from tests.support.hash_app import FAIL_ON, HOLD, STEP_S
 from tests.support.official import official, tgis
-from tests.support.process import Server, clients, serving
+from tests.support.process import PATIENCE_S, Server, clients, serving
 
 
 @pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
@@ -33,8 +34,6 @@ def test_a_client_chats_calls_a_tool_and_gets_an_answer_of_a_schema(
 
 
 # --- OpenAI's -------------------------------------------------------------------------------
-
-
 def test_completions_in_openais_client(embedded: Server) -> None:
     client = official(embedded)
     assert [model.id for model in client.models.list()] == ["embedded"]
@@ -62,8 +61,6 @@ def test_errors_are_the_own_exceptions_of_openais_client(server: Server) -> None
 
 
 # --- OpenAI's, /v1/responses ----------------------------------------------------------------
-
-
 def test_a_response_is_streamed_and_kept(server: Server) -> None:
     client = official(server)
     fields: Any = {"model": "embedded", "max_output_tokens": 30, "extra_body": {"seed": 3}}
@@ -94,55 +91,10 @@ def test_a_schema_gives_the_clients_own_object_streamed_or_not(embedded: Server)
         assert isinstance(stream.get_final_response().output_parsed, Verdict)
 
 
-BACKGROUND: Any = {"model": "embedded", "input": "x", "background": True}
-
-
-def test_a_stream_in_the_background_continues_where_it_broke(server: Server) -> None:
-    client = official(server)
-    server.reaches(running=0)
-    fields: Any = {"max_output_tokens": 60, "extra_body": {"seed": 3, "ignore_eos": True}}
-    events: list[Any] = []
-    with client.responses.create(**BACKGROUND, stream=True, **fields) as stream:
-        for event in stream:
-            events.append(event)
-            if event.type == "response.output_text.delta":
-                break
-    response_id, number = events[0].response.id, events[-1].sequence_number
-    with client.responses.retrieve(response_id, stream=True, starting_after=number) as stream:
-        events += [event for event, _ in zip(stream, range(5), strict=False)]
-    number = events[-1].sequence_number
-    events += client.responses.retrieve(response_id, stream=True, starting_after=number)
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert events[-1].type == "response.incomplete"
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == client.responses.create(**{**BACKGROUND, "background": False},
-                                                      **fields).output_text  # fmt: skip
-
-
-def test_responses_in_the_background_can_be_cancelled_and_deleted(server: Server) -> None:
-    client = official(server)
-    server.reaches(running=0)
-    before = server.counts()["cancelled"]
-    fields: Any = {**BACKGROUND, "extra_body": {"ignore_eos": True}}
-    first, second = (client.responses.create(**fields) for _ in range(2))
-    assert first.status == "queued"
-    server.reaches(running=2)
-    with pytest.raises(openai.BadRequestError, match="not complete yet"):
-        client.responses.create(model="embedded", input="y", previous_response_id=first.id)
-    assert client.responses.cancel(first.id).status == "cancelled"
-    client.responses.delete(second.id)
-    server.reaches(running=0, cancelled=before + 2)
-    with client.responses.create(**fields, stream=True) as stream:
-        begun: Any = next(iter(stream))
-        client.responses.cancel(begun.response.id)
-        *_, last = stream
-    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
-
-
 def test_a_response_of_a_server_that_was_killed_has_failed(tmp_path: Path) -> None:
-    fields: Any = {**BACKGROUND, "extra_body": {"ignore_eos": True}}
+    fields: Any = {"model": "embedded", "input": "x", "extra_body": {"ignore_eos": True}}
     with serving(tmp_path, hash_model={STEP_S: 0.05}) as server:
-        told = official(server).responses.create(**fields)
+        told = official(server).responses.create(background=True, **fields)
         server.reaches(running=1)
     with serving(tmp_path) as server:
         lost = official(server).responses.retrieve(told.id)
@@ -152,67 +104,102 @@ def test_a_response_of_a_server_that_was_killed_has_failed(tmp_path: Path) -> No
 
 
 # --- TGI's ----------------------------------------------------------------------------------
-
 ONCE = "Once upon a time"
 
 
-def test_ten_greedy_tokens_with_details_in_tgis_client(embedded: Server) -> None:
-    told = tgis(embedded).text_generation(
-        ONCE, max_new_tokens=10, details=True, decoder_input_details=True
-    )
-    assert told.details is not None
-    assert told.details.finish_reason == "length"
-    assert told.details.generated_tokens == len(told.details.tokens) == 10
-    assert told.details.seed is None
-    assert told.details.prefill[0].logprob is None
-    assert all(token.logprob < 0 for token in told.details.prefill[1:])
-    assert all(token.logprob <= 0 for token in told.details.tokens)
-    texts = [token.text for token in (*told.details.prefill, *told.details.tokens)]
-    assert told.generated_text == "".join(texts)
-    assert told.generated_text.startswith(ONCE)
-
-
-def test_all_parameters_in_tgis_client(embedded: Server) -> None:
-    told = tgis(embedded).text_generation(
-        ONCE,
-        max_new_tokens=10,
-        repetition_penalty=1.2,
-        frequency_penalty=0.1,
-        return_full_text=False,
-        stop=["zebra"],
-        temperature=0.5,
-        top_p=0.9,
-        top_k=10,
-        truncate=5,
-        typical_p=0.9,
-        watermark=False,
-        details=True,
-        decoder_input_details=True,
-        seed=0,
-        top_n_tokens=2,
-        best_of=1,
-    )
-    assert told.details is not None
-    assert told.details.seed == 0
-    assert len(told.details.prefill) <= 5
-    assert told.details.top_tokens is not None
-    assert [len(top) for top in told.details.top_tokens] == [2] * told.details.generated_tokens
-
-
-def test_a_load_of_identical_requests_has_identical_answers(embedded: Server) -> None:
-    def ask() -> str:
-        return tgis(embedded).text_generation(ONCE, max_new_tokens=10)
-
-    with clients(4) as call:
-        texts = [future.result() for future in [call(ask) for _ in range(4)]]
-    assert len(set(texts)) == 1
-
-
-def test_a_stream_and_a_refusal_in_tgis_client(embedded: Server) -> None:
+def test_tgis_client_reads_details_streams_and_refusals(embedded: Server) -> None:
     client = tgis(embedded)
-    asked: Any = {"max_new_tokens": 12, "seed": 7, "do_sample": True}
-    whole = client.text_generation(ONCE, return_full_text=False, **asked)
-    assert "".join(client.text_generation(ONCE, stream=True, **asked)) == whole
+    asked: Any = {
+        "max_new_tokens": 10, "repetition_penalty": 1.2, "frequency_penalty": 0.1, "seed": 0,
+        "stop": ["zebra"], "temperature": 0.5, "top_p": 0.9, "top_k": 10, "truncate": 5,
+        "typical_p": 0.9, "watermark": False, "return_full_text": False,
+    }  # fmt: skip
+    told = client.text_generation(
+        ONCE, details=True, decoder_input_details=True, top_n_tokens=2, best_of=1, **asked
+    )
+    details = told.details
+    assert details is not None
+    assert (details.seed, details.generated_tokens) == (0, len(details.tokens))
+    assert details.prefill[0].logprob is None
+    assert all(token.logprob < 0 for token in details.prefill[1:])
+    assert [len(top) for top in details.top_tokens or ()] == [2] * len(details.tokens)
+    assert told.generated_text == "".join(token.text for token in details.tokens)
+    assert "".join(client.text_generation(ONCE, stream=True, **asked)) == told.generated_text
     for stream in (False, True):
         with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
             client.text_generation("x", temperature=-1.0, stream=stream)
+
+
+FIELDS: Any = {"model": "embedded", "stream": True, "seed": 1, "max_tokens": 9}
+
+
+USER: Any = [{"role": "user", "content": "x"}]
+
+
+COMMENT = b": waiting"
+
+
+def completion(server: Server) -> str:
+    stream: Any = official(server).completions.create(prompt="x", **FIELDS)
+    return "".join(event.choices[0].text for event in stream)
+
+
+def chat(server: Server) -> str:
+    stream: Any = official(server).chat.completions.create(messages=USER, **FIELDS)
+    return "".join(event.choices[0].delta.content or "" for event in stream)
+
+
+def tgi(server: Server) -> str:
+    return "".join(tgis(server).text_generation("x", stream=True, max_new_tokens=9))
+
+
+def in_async(server: Server) -> str:
+    async def ask() -> str:
+        async with AsyncInferenceClient(model=server.url, timeout=PATIENCE_S) as client:
+            stream = await client.text_generation("x", stream=True, max_new_tokens=9)
+            return "".join([text async for text in stream])
+
+    return asyncio.run(ask())
+
+
+CALLS: Mapping[Callable[[Server], str], type[Exception]] = {
+    completion: openai.APIError,
+    chat: openai.APIError,
+    tgi: GenerationError,
+    in_async: GenerationError,
+}
+
+
+@pytest.mark.parametrize("fails", ["", "2"], ids=["answered", "failed"])
+def test_official_clients_skip_comments_and_raise_their_own_error_of_a_failure(
+    fails: str, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    model = {HOLD: hold, FAIL_ON: fails}
+    try:
+        with (
+            serving(tmp_path, hash_model=model, stream_heartbeat=0.05) as server,
+            clients(1 + len(CALLS)) as call,
+        ):
+            hold.touch()
+            first = call(server.ask, "x", 1)
+            server.reaches(running=1)  # all others wait for the second iteration
+            answers = {ask: call(ask, server) for ask in CALLS}
+            server.reaches(running=1, waiting=len(CALLS))
+            # it comes after them, so each of them has been sent comments as well
+            last = requests.post(
+                server.url + NATIVE, json=body(NATIVE, stream=True), stream=True, timeout=PATIENCE_S
+            )
+            with closing(last):
+                lines = last.iter_lines()
+                assert [next(lines) for _ in range(6)] == [COMMENT, b""] * 3
+                hold.unlink()
+            assert first.result().status_code == 200
+            for ask, error in CALLS.items():
+                if fails:
+                    with pytest.raises(error, match="iteration 2 fails"):
+                        answers[ask].result()
+                else:
+                    assert answers[ask].result() == ask(server)
+    finally:
+        hold.unlink(missing_ok=True)  # comments would keep a failed test's streams open

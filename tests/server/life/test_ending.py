@@ -1,4 +1,5 @@
-"""How a server starts to be there and ceases to: loading, draining, Ctrl-C, failing to load."""
+"""How a server starts to be there and ceases to: loading, draining, Ctrl-C, what cannot load or
+hangs."""
 
 from __future__ import annotations
 
@@ -16,35 +17,31 @@ from typing import Any
 import pytest
 import requests
 
+from app import POLICY_FOLDER
 from engine.failures import FAILURES_IN_A_ROW
+from serving.thread import FAILED
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
-from tests.support.hash_app import ENDLESS, FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
+from tests.support.hash_app import (
+    ENDLESS,
+    FAIL_ON,
+    HOLD,
+    LEAST_S,
+    LOAD_ERROR,
+    LOAD_GATE,
+    LOST_FROM,
+    STEP_S,
+)
 from tests.support.official import official
 from tests.support.process import (
     PATIENCE_S,
+    Server,
     clients,
     connected,
     eventually,
     free_port,
     serving,
     starting,
-    wait_ready,
 )
-
-
-def test_before_the_model_is_loaded_health_and_requests_get_503(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
-        eventually(lambda: server.health() is not None, "the server answers")
-        assert server.health() == 503
-        answer = server.ask()
-        assert answer.status_code == 503
-        assert "loaded" in answer.json()["error"]
-        assert server.stats()["model"] is None
-        gate.write_bytes(b"")
-        wait_ready(server)
-        assert server.ask().status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -99,9 +96,17 @@ def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path)
 
 
 TOKENS = 20
+
+
 RESPONSE: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": TOKENS}
+
+
 COUNTED: dict[str, Any] = {"stream_options": {"include_usage": True}}
+
+
 GENERATION = body(TGI, tokens=TOKENS, details=True)
+
+
 WAITED_FOR = [  # with what a complete response says
     (NATIVE, body(NATIVE, tokens=TOKENS), f'"num_tokens":{TOKENS}'),
     (NATIVE, body(NATIVE, tokens=TOKENS, stream=True), '"done":true'),
@@ -112,7 +117,11 @@ WAITED_FOR = [  # with what a complete response says
     ),
     *((path, GENERATION, f'"generated_tokens":{TOKENS}') for path in (TGI, "/generate_stream")),
 ]
+
+
 LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+
+
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
 
@@ -224,3 +233,49 @@ def test_under_nohup_a_server_outlives_its_terminal(tmp_path: Path) -> None:
         assert server.ask("x", 3).status_code == 200
         assert server.members() == before
         assert len(before) == 2
+
+
+CALLS = {
+    "inference": (NATIVE, body(NATIVE)),
+    "openai": (OPENAI[0], body(OPENAI[0], n=2)),
+    "stream of openai": (OPENAI[1], body(OPENAI[1], stream=True)),
+    "tgi": (TGI, body(TGI)),
+}
+
+
+POLICY = """
+import os, time
+from scheduling.policies.orca import Orca
+
+class Hanging(Orca):
+    def plan(self, view):
+        while os.path.exists(os.environ["HASH_HOLD"]):
+            time.sleep(0.005)
+        return super().plan(view)
+"""
+
+
+def send(server: Server, path: str, asked: dict[str, object]) -> requests.Response:
+    return requests.post(f"{server.url}{path}", json=asked, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("what", ["model", "policy"])
+def test_a_server_that_hangs_tells_its_clients_and_ends(what: str, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    model: dict[str, object] = {HOLD: hold, ENDLESS: 1, LEAST_S: 1.0}
+    (tmp_path / "hanging.py").write_text(POLICY)
+    own: Any = {} if what == "model" else {"policy": "hanging:Hanging"}
+    with (
+        serving(tmp_path, hash_model={**model, POLICY_FOLDER: tmp_path}, **own) as server,
+        clients(len(CALLS)) as call,
+    ):
+        hold.touch()
+        answers = {name: call(send, server, *asked) for name, asked in CALLS.items()}
+        eventually(lambda: server.health() == 503, "/health 503")
+        for name, answer in answers.items():
+            assert answer.result().status_code == 503, name
+            assert "an iteration has not ended after" in answer.result().text, name
+        assert server.process.wait(PATIENCE_S) == FAILED
+        assert server.members() == []
+        assert "the server failed and is shutting down: an iteration has not ended" in server.log
+        assert "Traceback" not in server.log

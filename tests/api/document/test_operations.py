@@ -1,5 +1,5 @@
-"""The OpenAPI document against a real server: whatever it allows to be asked is answered as it
-says, and what it forbids is refused."""
+"""The OpenAPI document against the handlers: whatever it allows to be asked is answered as it says,
+and what it forbids is refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
 import schemathesis
+from flask.testing import FlaskClient
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api.document.paths import OPERATIONS
-from tests.support.process import PATIENCE_S, Server, serving
+from serving.config import Config
+from tests.api.conftest import serving
 
-KEY = "sesame"
-HEADERS = {"Authorization": f"Bearer {KEY}"}
+HEADERS = {"Authorization": "Bearer one"}
 UNASKED = {
     ("POST", "/v1/files"),  # multipart bodies have tests of their own
     ("GET", "/watch/events"),  # without an end
@@ -40,23 +40,16 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("openapi")
-    with serving(
-        folder,
-        api_key=KEY,
-        data_dir=str(folder / "jobs"),
-        max_total_tokens=64,
-        max_body_bytes=65536,
-    ) as server:
-        yield server
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    folder = str(tmp_path_factory.mktemp("asked"))
+    limits: Any = {"max_total_tokens": 64, "max_body_bytes": 65536}
+    with serving(Config("dynamic", api_key="one", data_dir=folder, **limits)) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def document(asked: Server) -> Any:
-    answer = requests.get(f"{asked.url}/openapi.json", headers=HEADERS, timeout=PATIENCE_S)
-    schema = schemathesis.openapi.from_dict(answer.json())
-    schema.config.update(base_url=asked.url)
+def document(asked: FlaskClient) -> Any:
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", asked.application, headers=HEADERS)
     rejection = schema.config.checks.negative_data_rejection
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]  # a long wrong body
     return schema
@@ -83,6 +76,6 @@ def test_every_operation_is_what_the_document_says(
         suppress_health_check=list(HealthCheck),
     )
     def holds(case: Any) -> None:
-        case.call_and_validate(headers=HEADERS, timeout=PATIENCE_S, checks=CHECKS)
+        case.call_and_validate(headers=HEADERS, checks=CHECKS)
 
     holds()

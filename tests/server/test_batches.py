@@ -1,4 +1,5 @@
-"""Jobs outlive their server's death at any moment: each request has one answer, the right one."""
+"""Jobs outlive their server's death at any moment, and share a database that may go away: each
+request has one answer, the right one."""
 
 from __future__ import annotations
 
@@ -9,17 +10,20 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
 
+from tests.deferred.postgres import Postgres
 from tests.support.hash_app import STEP_S
 from tests.support.official import (
     FINAL,
     done,
     ended,
+    jobs_of,
     line,
     official,
     outcome,
@@ -27,11 +31,17 @@ from tests.support.official import (
     require_answers,
     submitted,
 )
-from tests.support.process import Server, free_port, serving
+from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
+
+
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have
+
+
 STEPS = {STEP_S: 0.004}
+
+
 Moment = Callable[[Batch], bool]
 
 
@@ -153,3 +163,100 @@ def test_an_upload_whose_server_is_killed_leaves_nothing(tmp_path: Path, after_b
         client = official(server)
         assert [file.id for file in client.files.list()] == [kept.id]
         assert client.files.content(kept.id).read() == b"kept"
+
+
+def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
+    """It ends with status 0 though the job is unfinished; its successor continues."""
+    port = free_port()
+    with serving(tmp_path, "dynamic", {STEP_S: 0.02}, max_batch_size=2, port=port) as server:
+        client = official(server)
+        lines = [line(n, max_tokens=200, ignore_eos=True) for n in range(30)]
+        lines += [line(n, max_tokens=1) for n in range(30, 40)]
+        batch = submitted(client, lines)
+        eventually(lambda: jobs_of(server).get("items", {}).get("running", 0) > 0, "running lines")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert "lines were not returned" not in server.log
+    with serving(tmp_path, "dynamic", max_batch_size=16, port=port) as server:
+        client = official(server)
+        batch = ended(client, batch.id)
+        output, errors = outcome(client, batch, 40)
+        assert not errors
+        assert len(output) == 40
+        assert client.batches.retrieve(batch.id).status == "completed"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+def completed(server: Server) -> int:
+    return server.counts()["completed"]
+
+
+def test_two_servers_share_a_job_and_one_may_leave(postgres: Postgres, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_batch_size": 2, "database_url": postgres.new_database()}
+    steps = {STEP_S: 0.005}
+    lines = [line(number, max_tokens=TOKENS) for number in range(80)]
+    # the job has not ended when all others have
+    lines.append(line(80, max_tokens=900, ignore_eos=True))
+    with serving(tmp_path, "dynamic", steps, **options) as one:
+        with serving(tmp_path, "dynamic", steps, **options) as two:
+            batch = submitted(official(one), lines)
+            eventually(lambda: completed(one) > 0 and completed(two) > 0, "both to take part")
+            # every server knows all of it
+            assert official(two).batches.retrieve(batch.id).status == "in_progress"
+            two.process.send_signal(signal.SIGTERM)
+            assert two.process.wait(60) == 0
+        client = official(one)
+        batch = ended(client, batch.id)
+        assert batch.status == "completed"
+        output, errors = outcome(client, batch, len(lines))
+        assert not errors
+        del output["id 80"]
+        require_answers(output, TOKENS)
+
+
+def test_a_database_that_is_gone_at_the_start_and_later_costs_nothing_but_time(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    url = postgres.new_database()
+    lines = [line(number, max_tokens=TOKENS) for number in range(80)]
+    postgres.stop()
+    try:
+        with serving(
+            tmp_path, "dynamic", {STEP_S: 0.002}, max_batch_size=2, database_url=url
+        ) as server:
+            client = official(server)
+            require_none(server)
+            postgres.start()
+            eventually(lambda: jobs_of(server)["store"] == "open", "the Batch API to be on")
+            batch = submitted(client, lines)
+            reached(client, batch.id, lambda batch: done(batch) > 0, "a first answer")
+            postgres.stop()
+            require_none(server)
+            eventually(lambda: jobs_of(server)["store"] == "unavailable", "/stats to say so")
+            assert server.health() == 200
+            postgres.start()
+            batch = ended(client, batch.id)
+            assert batch.status == "completed"
+            output, errors = outcome(client, batch, len(lines))
+            assert not errors
+            require_answers(output, TOKENS)
+    finally:
+        postgres.start()
+
+
+def require_none(server: Server) -> None:
+    """Jobs are refused, immediate requests are not."""
+    with pytest.raises(openai.InternalServerError) as refused:
+        official(server).files.list()
+    assert refused.value.status_code == 503
+    assert refused.value.code == "store_unavailable"
+    assert server.ask().status_code == 200

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -69,7 +70,8 @@ def test_a_trace_leads_from_the_router_over_the_server_to_queue_prefill_and_deco
     collector: tuple[Collector, str], tmp_path: Path
 ) -> None:
     spans, endpoint = collector
-    with serving(tmp_path, otlp_endpoint=endpoint, otlp_service_name="server") as server:
+    own: Any = {"otlp_endpoint": endpoint, "otlp_service_name": "server", "log_format": "json"}
+    with serving(tmp_path, **own) as server:
         router = RouterProcess(server.url, otlp_endpoint=endpoint, otlp_service_name="router")
         try:
             router.probed()
@@ -86,6 +88,7 @@ def test_a_trace_leads_from_the_router_over_the_server_to_queue_prefill_and_deco
             router.close()
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(PATIENCE_S)
+    assert all("message" in json.loads(line) for line in server.log.splitlines())
     # both processes have ended, and so have sent everything
     (routed,) = spans.named("router", "POST /v1/completions")
     (attempt,) = spans.named("router", "attempt")
