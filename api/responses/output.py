@@ -164,7 +164,6 @@ class Output:
             if (known := self._spaces.get(function["name"])) is not None:
                 item["namespace"], item["name"] = known
             yield self._item_event("response.output_item.added", item)
-        self._tokens = []
         assert item is not None
         if delta := function["arguments"]:
             self._pieces.append(delta)

@@ -18,9 +18,8 @@ from scheduling.prediction.predictor import Predictor
 from serving.config import Config
 from serving.thread import Load
 from tests.support.hash_app import byte_tokenizer, load
-from tests.support.hash_model import HashModel
+from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.process import PATIENCE_S, eventually
-from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
 TWO = {"Authorization": "Bearer two"}

@@ -36,7 +36,8 @@ from tests.batching.modes import MODES
 from tests.batching.virtual import Books, World
 from tests.support.dialects import NATIVE, body
 from tests.support.hash_app import byte_tokenizer
-from tests.support.hash_model import HashModel
+from tests.support.hash_model import HashModel, ScriptedModel
+from text.reasoning import ReasoningParser
 from text.stops import Stops
 from text.tokenizer import Detokenizer
 
@@ -57,6 +58,29 @@ def manager() -> BatchingManager:
     return manager
 
 
+def service_of(manager: BatchingManager) -> Service:
+    stats, parts = Stats(0.0), (Departures(), Writer(), now_s, lambda: cast(Description, {}))
+    return Service(Config(mode="dynamic"), manager, byte_tokenizer(), stats, Metrics(stats), *parts)
+
+
+def test_logprobs_of_what_may_be_reasoning_wait_until_that_is_known() -> None:
+    manager = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1)
+    model = ScriptedModel("<think>a</think>b")
+    manager.serve(model, make_ledger("dynamic", model))
+    inference = Inference(list(b"x"), 99, Sampling(logprobs=0), 0.0, streaming=True)
+    choice = Choice(
+        0, inference, service_of(manager), Stops([]), prompt_tokens=1, most_tokens=99,
+        parser=ReasoningParser("possible", None),
+    )  # fmt: skip
+    manager.enqueue(inference)
+    told: list[int] = []
+    while not choice.ended:  # it reads after each token
+        manager.step(LAY_OUT, now_s)
+        told += [token.id for segment in choice.read() for token in segment.tokens]
+    assert ord("b") in told
+    assert ord("<") not in told
+
+
 @pytest.mark.parametrize("most", [0, 3])
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_what_is_in_flight_is_not_there_for_a_reader(
@@ -64,11 +88,7 @@ def test_what_is_in_flight_is_not_there_for_a_reader(
 ) -> None:
     """Choices of one call are read whenever one of them has something new: the others may have
     their first token in flight."""
-    stats, prompt = Stats(0.0), list(b"abab")
-    parts = Departures(), Writer(), now_s, lambda: cast(Description, {})
-    service = Service(
-        Config(mode="dynamic"), manager, byte_tokenizer(), stats, Metrics(stats), *parts
-    )
+    service, prompt = service_of(manager), list(b"abab")
     sampling = Sampling(temperature=0.0, logprobs=logprobs, prompt_logprobs=logprobs)
     known = prompt
     if most == 0:  # the last token of the prompt is generated
@@ -150,7 +170,7 @@ def test_each_request_has_one_line_with_its_id_and_its_cost(
             assert (line["prompt_tokens"], line["generated_tokens"]) == (5, 5)
             assert line["ends"] == ["length"]
             assert 0 <= line["queue_s"] < line["ttft_s"] < line["duration_s"]
-    client.get("/no\nwhere").close()
+    client.get("/no%0Awhere").close()
     client.get("/health").close()  # a probe has none
     (line,) = lines_of(caplog, "plain")
     assert '"GET' not in line

@@ -1,5 +1,5 @@
-"""The limits of what clients send: the same on every API, no wider than the wire and float32, and
-cheap to check."""
+"""What clients may send: the same limits on every API, no wider than the wire and float32, and
+cheap to check; what they tell policies, of which no one can invent urgency."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from werkzeug.datastructures import Headers
 
 from api.defaults import SamplingDefaults
 from api.document.paths import OPERATIONS
@@ -20,13 +22,15 @@ from api.http.errors import ApiError
 from api.native import InferenceRequest
 from api.openai.fields.messages import MOST_MESSAGES
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
+from api.signals import Signals, signal
 from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
+from engine.inference import Inference
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from requested import Sampling
 from seams import Opening
 from serving.config import Config
-from tests.support.dialects import NATIVE, OPENAI, TGI, body
+from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, body, refused
 
 MANY = 20_000
 MOST_ERRORS = 64
@@ -95,7 +99,6 @@ def test_short_messages_and_parts_are_counted_before_they_are_read() -> None:
 
 
 # --- numbers ------------------------------------------------------------------------------------
-
 FORMS: dict[str, type[BaseModel]] = {
     NATIVE: InferenceRequest,
     OPENAI[0]: CompletionRequest,
@@ -105,7 +108,7 @@ FORMS: dict[str, type[BaseModel]] = {
 ALL = tuple(FORMS)
 
 
-def refused(path: str, **fields: Any) -> bool:
+def is_refused(path: str, **fields: Any) -> bool:
     return refusal(body(path, **fields), FORMS[path]) is not None
 
 
@@ -116,6 +119,9 @@ def refused(path: str, **fields: Any) -> bool:
         ("top_k", ALL, [1, 2**31 - 1], [-2, 2**31, 2**32]),
         ("temperature", ALL, [1e-6, 1e6], [-1.0, 9e-7, 1.1e6]),
         ("top_p", ALL, [1e-300, 0.99], [-1e-300, 1.1]),
+        ("top_p", [TGI], [], [0, 1.0]),
+        ("typical_p", [TGI], [0.5], [0, 1]),
+        ("top_k", [TGI], [], [0]),
         ("repetition_penalty", (*OPENAI, TGI), [1e-6, 1e6], [1e-46, 9e-7, 1.1e6]),
         ("frequency_penalty", (*OPENAI, TGI), [-2, 2.0], [-2.1, 2.1]),
         ("num_tokens", [NATIVE], [1, 2**31 - 1], [0, 2**31]),
@@ -128,7 +134,7 @@ def test_a_number_has_the_same_limits_on_every_api(
 ) -> None:
     for path in apis:
         for value in (*fit, *do_not_fit):
-            assert refused(path, **{name: value}) == (value in do_not_fit), (path, value)
+            assert is_refused(path, **{name: value}) == (value in do_not_fit), (path, value)
 
 
 ENDS = [
@@ -190,7 +196,7 @@ def test_each_api_asks_for_what_its_fields_say(
 def test_numbers_that_are_accepted_cross_the_wire_and_are_no_other_in_float32(
     path: str, fields: dict[str, Any]
 ) -> None:
-    accepted = {name: v for name, v in fields.items() if not refused(path, **{name: v})}
+    accepted = {name: v for name, v in fields.items() if not is_refused(path, **{name: v})}
     asked = sampling(path, **accepted)
     sent = messages.opening(Opening(0, [1], 1, asked)).SerializeToString()
     arrived = messages.read_opening(wire.Opening.FromString(sent)).sampling
@@ -199,3 +205,72 @@ def test_numbers_that_are_accepted_cross_the_wire_and_are_no_other_in_float32(
         assert 0 < np.float32(getattr(asked, name)) < np.inf
     assert (np.float32(asked.temperature) > 0) == (asked.temperature > 0)
     assert np.float32(asked.temperature) < np.inf
+
+
+GOOD: dict[str, Any] = {
+    "user": "u",
+    "program": "p",
+    "priority": 3,
+    "ttft_target_s": 0.5,
+    "tpot_target_s": 0.05,
+    "predicted_tokens": 7,
+}
+HEADERS = [("X-Priority", "high"), ("X-Priority", "-1"), ("X-Priority", "1_0"),
+           ("X-Priority", "9" * 99), ("X-User-Id", "u" * 300)]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != RESPONSES])
+def test_every_api_takes_all_signals_and_refuses_wrong_headers(
+    client: FlaskClient, path: str
+) -> None:
+    headers = {"X-User-Id": "u", "X-Program-Id": "p", "X-Priority": "2"}
+    assert client.post(path, json=body(path, **GOOD), headers=headers).status_code == 200
+    assert "priority" in refused(client.post(path, json=body(path, priority=-1)), path)
+    for header, text in HEADERS:
+        refused(client.post(path, json=body(path), headers={header: text}), path)
+
+
+def signalled(
+    owner: str = "", headers: dict[str, str] | None = None, most_urgent: int = 0, **fields: object
+) -> Inference:
+    inference = Inference([1], 9, Sampling(), 0.0)
+    asked = Signals.model_validate(fields)
+    signal([inference], asked, Headers(headers or {}), owner, most_urgent)
+    return inference
+
+
+def test_a_field_overrides_its_header() -> None:
+    headers = {"X-User-Id": "a", "X-Program-Id": "a", "X-Priority": "5"}
+    told, field = signalled(headers=headers), signalled(user="b", program="b", priority=1)
+    both = signalled(headers=headers, user="b", program="b", priority=1)
+    assert (both.user, both.program, both.priority) == (field.user, field.program, 1)
+    assert told.priority == 5
+    assert told.user != both.user
+
+
+def test_with_keys_the_user_is_the_key_and_names_divide_within_it() -> None:
+    a, b, other = signalled("key", user="a"), signalled("key", user="b"), signalled("other")
+    assert a.user == b.user != other.user
+    assert len({a.end_user, b.end_user, other.end_user}) == 3
+    assert signalled("key").end_user == signalled().user == 0
+    within: list[dict[str, Any]] = [{"owner": "key"}, {"owner": "other"}, {}, {"user": "u"}]
+    assert len({signalled(program="p", **of).program for of in within}) == len(within)
+
+
+def test_no_one_is_more_urgent_than_the_server_allows() -> None:
+    assert signalled(most_urgent=-3, priority=-3).priority == -3
+    with pytest.raises(ApiError, match=r"priority -4 is more urgent .* -3 or more \(--max-pri"):
+        signalled(most_urgent=-3, priority=-4)
+
+
+def test_a_request_that_outlives_its_prediction_may_generate_as_much_again() -> None:
+    assert signalled().predicted_tokens == 9
+    assert signalled(predicted_tokens=50).predicted_tokens == 9
+    inference = signalled(predicted_tokens=2)
+    assert inference.predicted_tokens == 2
+    inference.receive([1], 0.0)
+    assert inference.predicted_tokens == 2
+    inference.receive([1, 1], 0.0)
+    assert inference.predicted_tokens == 6
+    inference.receive([1, 1], 0.0)
+    assert inference.predicted_tokens == 9, "at most max_tokens"

@@ -4,6 +4,7 @@ and the sampling defaults of its `generation_config.json`."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,8 @@ def test_prompt_and_answer_up_to_the_limit_fit_and_beyond_it_do_not(
     tokens = LIMIT - known + 1
     answer = ask(limited, path, PROMPT, tokens, stream=stream)
     message = refused(answer, path)
-    if path == NATIVE:
-        assert f"prompt ({known} tokens) and num_tokens ({tokens})" in message
-        assert f"context of {LIMIT}" in message
-    elif path == TGI:
-        most = f"`inputs` tokens + `max_new_tokens` must be <= {LIMIT}. Given: {known} "
-        assert f"{most}`inputs` tokens and {tokens} `max_new_tokens`" in message
-    else:
-        assert f"maximum context length is {LIMIT} tokens. However, " in message
-        assert f"({known} in the " in message
-        assert f"{tokens} in the completion" in message
+    assert {str(LIMIT), str(known), str(tokens)} <= set(re.findall(r"[0-9]+", message))
+    if path in FIELD:
         error = answer.get_json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", FIELD[path])
 

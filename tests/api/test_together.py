@@ -3,6 +3,7 @@ there is no room for them, refused together. Those that fail, and servers that c
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -188,39 +189,55 @@ def test_a_failed_response_cancels_its_other_generations() -> None:
 # --- failures ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_before_the_first_token_has_its_status(path: str, stream: bool) -> None:
-    with serving(HashModel(fail_on=[1])) as (client, _):
-        answer = ask(client, path, tokens=9, stream=stream)
-        assert "iteration 1 fails" in refused(answer, path, 424 if path == TGI else 500)
-        if path == TGI:
-            assert answer.get_json()["error_type"] == "generation"
-        assert ask(client, path, tokens=9, stream=stream).status_code == 200
-        counts = client.get("/stats").get_json()["counts"]
-        assert (counts["failed"], counts["completed"]) == (1, 1)
+BOTH = list(itertools.product(PATHS, (False, True)))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_request_past_its_limit_is_answered_though_the_model_hangs(path: str) -> None:
+def test_a_failure_before_the_first_token_has_its_status() -> None:
+    model = HashModel()
+    with serving(model) as (client, _):
+        for number, (path, stream) in enumerate(BOTH, 1):
+            model.fail_on = [failing := model.iterations + 1]
+            answer = ask(client, path, tokens=9, stream=stream)
+            message = refused(answer, path, 424 if path == TGI else 500)
+            assert f"iteration {failing} fails" in message
+            if path == TGI:
+                assert answer.get_json()["error_type"] == "generation"
+            assert ask(client, path, tokens=9, stream=stream).status_code == 200
+            counts = client.get("/stats").get_json()["counts"]
+            assert (counts["failed"], counts["completed"]) == (number, number)
+
+
+def test_a_request_past_its_limit_is_answered_though_the_model_hangs() -> None:
     model, go = held_at(1)
     with (
         serving(model, request_timeout=3600.0) as (client, manager),
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(len(BOTH)) as pool,
     ):
-        clients = [client, client_of(client.application)]
-        asked = [pool.submit(ask, one, path, stream=one is client) for one in clients]
-        eventually(lambda: sum(manager.counts.values()) == 2, "both are there")
+        asked = [
+            (path, pool.submit(ask, client_of(client.application), path, stream=stream))
+            for path, stream in BOTH
+        ]
+        eventually(lambda: sum(manager.counts.values()) == len(BOTH), "all are there")
         manager.give_up_overdue(time.perf_counter() + 3601.0)
-        for answer in asked:
+        for path, answer in asked:
             assert "--request-timeout" in refused(answer.result(), path, 504)
         go.set()
 
 
+@pytest.fixture(scope="module")
+def failing() -> Iterator[tuple[FlaskClient, HashModel]]:
+    model = HashModel()
+    with serving(model) as (client, _):
+        yield client, model
+
+
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(path: str) -> None:
-    with serving(HashModel(fail_on=[3])) as (client, _):
-        answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
+def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(
+    failing: tuple[FlaskClient, HashModel], path: str
+) -> None:
+    client, model = failing
+    model.fail_on = [number := model.iterations + 3]
+    answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
     assert answer.status_code == 200
     *sent, last = events(answer)
     assert "[DONE]" not in answer.text
@@ -229,7 +246,7 @@ def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(path: str)
         assert last["type"] == "response.failed"
         last = last["response"]
     error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
-    assert "iteration 3 fails" in error
+    assert f"iteration {number} fails" in error
 
 
 def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path: Path) -> None:
@@ -252,8 +269,7 @@ def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path:
     engine.jobs.close()
 
 
-@pytest.mark.parametrize("path", ["/health", *PATHS])
-def test_a_server_that_has_failed_is_not_ready_and_says_why(path: str) -> None:
+def test_a_server_that_has_failed_is_not_ready_and_says_why() -> None:
     app = create_app(Config("dynamic"), load, byte_tokenizer())
     client = app.test_client()
     manager: BatchingManager = app.extensions["engine"].manager
@@ -262,6 +278,6 @@ def test_a_server_that_has_failed_is_not_ready_and_says_why(path: str) -> None:
     manager.enqueue(Inference([1], 1, Sampling(), time.perf_counter()))
     with pytest.raises(EngineFailedError):
         dynamic_batching_loop(manager, time.perf_counter)
-    answer = client.get(path) if path == "/health" else ask(client, path)
-    assert answer.status_code == 503
-    assert "the device is lost: an assertion failed in a kernel" in answer.text
+    for answer in (client.get("/health"), *(ask(client, path) for path in PATHS)):
+        assert answer.status_code == 503
+        assert "the device is lost: an assertion failed in a kernel" in answer.text

@@ -1,7 +1,7 @@
 """Every command of the README and the pages is one that its program accepts.
 
 Options are read by the programs' own parsers, in this process, and bodies of curl by the models of
-the handlers. `tests/server/apis/test_apis_page.py` and others also run the examples of the APIs. A
+the handlers. `tests/server/apis/test_official.py` and others also run the examples of the APIs. A
 block with commands for something that is not here begins with a comment, `# needs ...`.
 """
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,85 +16,59 @@ import requests
 
 from launcher.config import read
 from launcher.launcher import model_server
-from tests.support.process import PATIENCE_S, eventually, free_port
+from serving.config import Config
+from tests.support.process import PATIENCE_S, Server, environment, eventually, free_port, spawned
 
-ROOT = Path(__file__).parents[2]
 
-
-class Launched:
+@contextmanager
+def launched(folder: Path, *options: str) -> Iterator[Server]:
     """`python -m launcher` with the embedded model on a free port."""
-
-    def __init__(self, log_path: Path, *options: str) -> None:
-        self.port = free_port()
-        self._log_path = log_path
-        with log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "--port", str(self.port), *options],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log_path.read_text()
-
-    def ready(self) -> None:
-        def said_so() -> bool:
-            assert self.process.poll() is None, self.log
-            return "launcher | ready on" in self.log
-
-        eventually(said_so, f"ready, see {self._log_path}")
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def generate(self) -> dict[str, Any]:
-        answer = requests.post(
-            f"http://127.0.0.1:{self.port}/generate",
-            json={"inputs": "import os", "parameters": {"max_new_tokens": 8}},
-            timeout=4 * PATIENCE_S,  # a shard may have to start, which takes long beside others
-        )
-        assert answer.ok, answer.text
-        fields: dict[str, Any] = answer.json()
-        return fields
-
-    @contextmanager
-    def stream(self, tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
-        with requests.post(
-            f"http://127.0.0.1:{self.port}/generate_stream",
-            json={"inputs": "import os", "parameters": {"max_new_tokens": tokens}},
-            timeout=PATIENCE_S,
-            stream=True,
-        ) as answer:
-            lines = (line for line in answer.iter_lines() if line.startswith(b"data:"))
-            yield (json.loads(line.removeprefix(b"data:")) for line in lines)
+    config = Config("dynamic", port=free_port())
+    command = [sys.executable, "-m", "launcher", "--port", str(config.port), *options]
+    with spawned(folder, config, command, environment()) as server:
+        yield server
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Launched]:
-    launched = Launched(tmp_path / "log", "--num-shard", "1")
-    left = [psutil.Process(launched.process.pid)]
-    try:
-        launched.ready()
-        left += launched.children()
-        yield launched
-    finally:
-        for process in left:
-            if process.is_running():
-                process.kill()
-        launched.process.wait()
+def ready(tmp_path: Path) -> Iterator[Server]:
+    left: list[psutil.Process] = []
+
+    def said_so() -> bool:
+        assert server.process.poll() is None, server.log
+        return "launcher | ready on" in server.log
+
+    with launched(tmp_path, "--num-shard", "1") as server:
+        try:
+            eventually(said_so, f"ready, see {server.log_path}")
+            left += children_of(server)
+            yield server
+        finally:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def children_of(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def ask(server: Server, tokens: int = 8, path: str = "/generate") -> requests.Response:
+    asked = {"inputs": "import os", "parameters": {"max_new_tokens": tokens}}
+    patience_s = 4 * PATIENCE_S  # a shard may have to start, which takes long beside others
+    stream = path != "/generate"
+    answer = requests.post(server.url + path, json=asked, timeout=patience_s, stream=stream)
+    assert answer.ok, answer.text
+    return answer
 
 
 @pytest.mark.long
-def test_sigterm_ends_all_in_order(launched: Launched) -> None:
-    assert launched.generate()["generated_text"]
-    children = launched.children()
-    launched.process.send_signal(signal.SIGTERM)
-    assert launched.process.wait(PATIENCE_S) == 0
+def test_sigterm_ends_all_in_order(ready: Server) -> None:
+    assert ask(ready).json()["generated_text"]
+    children = children_of(ready)
+    ready.process.send_signal(signal.SIGTERM)
+    assert ready.process.wait(PATIENCE_S) == 0
     assert not any(child.is_running() for child in children)
-    told = [line for line in launched.log.splitlines() if "is asked to end within" in line]
+    told = [line for line in ready.log.splitlines() if "is asked to end within" in line]
     assert [line.split()[2] for line in told] == ["server", "model-server"]
 
 
@@ -114,18 +86,20 @@ def ended(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
-    launched: Launched,
+    ready: Server,
 ) -> None:
-    before = launched.generate()
-    shards = [p for p in launched.children() if "model_server" in p.cmdline()]
+    before = ask(ready).json()
+    shards = [p for p in children_of(ready) if "model_server" in p.cmdline()]
     max(shards, key=lambda process: process.create_time()).kill()
-    assert launched.generate() == before  # waits for the new shard, without an error
-    children = launched.children()
+    assert ask(ready).json() == before  # waits for the new shard, without an error
+    children = children_of(ready)
     assert len(children) >= 2
-    with launched.stream(tokens=200) as events:
+    with ask(ready, 200, "/generate_stream") as answer:
+        events = (line for line in answer.iter_lines() if line.startswith(b"data:"))
         next(events)
-        os.kill(launched.process.pid, signal.SIGKILL)
-        assert [*events][-1]["generated_text"]  # complete: the model works until the server has
+        os.kill(ready.process.pid, signal.SIGKILL)
+        last = json.loads([*events][-1].removeprefix(b"data:"))
+    assert last["generated_text"]  # complete: the model works until the server has
     eventually(lambda: ended(children), "the end of all processes")
 
 
@@ -134,20 +108,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_pat
     for path in recorded:
         path.write_text("an earlier run")
     options = ("--model-id", "./no-such-folder", "--record", str(recorded[0]))
-    launched = Launched(tmp_path / "log", *options)
-    try:
-        assert launched.process.wait(PATIENCE_S) == 1
-    finally:
-        launched.process.kill()
-    assert "ended with status 1 before it was ready" in launched.log
-    assert "no-such-folder" in launched.log
+    with launched(tmp_path, *options) as server:
+        assert server.process.wait(PATIENCE_S) == 1
+        assert "ended with status 1 before it was ready" in server.log
+        assert "no-such-folder" in server.log
     assert [path.read_text() for path in recorded] == ["an earlier run"] * 2
 
 
 def test_server_and_model_server_record_into_files_of_their_own(tmp_path: Path) -> None:
     config, server = read(["--record", str(tmp_path / "run.jsonl")], {})
     model = model_server(config, server, "unix:/model")
-    assert (server.record, model.record) == (
-        str(tmp_path / "run.jsonl"),
-        str(tmp_path / "run-model.jsonl"),
-    )
+    names = [str(tmp_path / name) for name in ("run.jsonl", "run-model.jsonl")]
+    assert [server.record, model.record] == names

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -18,10 +17,11 @@ from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
 from requested import Constraint, Sampling, TokenLogprobs
 from seams import Model, Opening, Step
+from serving.config import Config
 from tests.bare import Bare
 from tests.launcher.test_launcher import ended
 from tests.model_server.served import connected, unix
-from tests.support.process import ROOT, environment, eventually
+from tests.support.process import environment, eventually, spawned
 from text.vocabulary import load_tokenizer
 
 PROMPT = list(range(5, 45))
@@ -29,30 +29,19 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def command(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The address of the first shard, and the process that watches them."""
     folder = tmp_path_factory.mktemp("group")
     address = unix(folder)
-    arguments = ["serve", "embedded", "--shards", "2", "--speculate", "4", "--listen", address]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "model_server", *arguments],
-            cwd=ROOT,
-            env=environment(),
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield address, process
-    finally:
-        process.kill()
-        process.wait()
+    options = ["--shards", "2", "--speculate", "4", "--listen", address]
+    command = [sys.executable, "-m", "model_server", "serve", "embedded", *options]
+    with spawned(folder, Config("dynamic"), command, environment()) as server:
+        yield address, server.process.pid
 
 
 @pytest.fixture(scope="module")
-def remote(command: tuple[str, subprocess.Popen[bytes]]) -> Iterator[RemoteModel]:
-    with connected(command[0], model="embedded", max_batch_size=8) as model:
+def remote(group: tuple[str, int]) -> Iterator[RemoteModel]:
+    with connected(group[0], model="embedded", max_batch_size=8) as model:
         yield model
 
 
@@ -113,9 +102,9 @@ def test_each_rank_computes_masks_forced_tokens_and_accepted_drafts_by_itself(
 
 
 def test_shards_end_when_the_process_that_watches_them_is_gone(
-    command: tuple[str, subprocess.Popen[bytes]], remote: RemoteModel
+    group: tuple[str, int], remote: RemoteModel
 ) -> None:
-    shards = psutil.Process(command[1].pid).children()
+    shards = psutil.Process(group[1]).children()
     assert len(shards) == 2
-    os.kill(command[1].pid, signal.SIGKILL)
+    os.kill(group[1], signal.SIGKILL)
     eventually(lambda: ended(shards), "no shard is left")

@@ -34,14 +34,8 @@ from tests.support.official import (
 from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
-
-
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have
-
-
 STEPS = {STEP_S: 0.004}
-
-
 Moment = Callable[[Batch], bool]
 
 

@@ -28,14 +28,8 @@ from tests.smollm2 import FILE, NEEDED
 from tests.support.official import ended, outcome, submitted
 
 ASKED, TOKENS = 8, 80
-
-
 START_S = 300.0
-
-
 PREFIX = "You are a helpful assistant. " + "Answer every question in one short sentence. " * 8
-
-
 WAYS = {
     "nobatch": ["app.py", "nobatch"],
     "static": ["app.py", "static"],
@@ -44,8 +38,6 @@ WAYS = {
     "remote": ["-m", "launcher"],
     "three shards": ["-m", "launcher", "--shards", "3"],  # one for each head of keys
 }
-
-
 pytestmark = [
     *NEEDED,
     pytest.mark.timeout(1200),
@@ -139,16 +131,12 @@ def test_the_clients_prompts_have_the_lengths_asked_for(tmp_path: Path) -> None:
 
 
 CITIES = ("Paris", "Rome", "Tokyo")
-
-
 GUEST = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}},
     "required": ["name"],
     "additionalProperties": False,
 }
-
-
 SCHEMAS: dict[str, Any] = {
     "weather": {
         "type": "object",
@@ -171,14 +159,10 @@ SCHEMAS: dict[str, Any] = {
         "$defs": {"guest": GUEST},
     },
 }
-
-
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
     for name, schema in SCHEMAS.items()
 ]
-
-
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 

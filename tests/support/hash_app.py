@@ -18,9 +18,8 @@ from loading import LoadedModel, LoadError
 from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import find_remote_model
-from tests.support.hash_model import HashModel
+from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.hashed import VOCAB_SIZE, reference
-from tests.support.scripted_model import ScriptedModel
 from text.tokenizer import Detokenizer, Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes

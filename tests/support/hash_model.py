@@ -27,7 +27,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from requested import Sampling, TokenLogprobs
 from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
@@ -373,3 +375,27 @@ class HashModel:
     def _state(self, sequence: _Sequence, start: int) -> int:
         """What the block before `start` holds; an unwritten one reads as nonsense."""
         return 0 if start == 0 else self._kv.get(self._slot(sequence, start - 1), -1)
+
+
+class ScriptedModel(HashModel):
+    """Every request is answered with the same text, a token for each byte, and then ends. `answer`:
+    that text, or a file that has it; it may be changed between requests."""
+
+    def __init__(self, answer: str | Path = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.answer = answer
+
+    def _execute(self, iteration: _Iteration) -> Outcome:
+        outcome = super()._execute(iteration)
+        answer = self.answer if isinstance(self.answer, str) else self.answer.read_text()
+        script = [*answer.encode(), self.vocab_size - 1]
+        rows = [list(row) for row in outcome.tokens]
+        for row, step in zip(rows, iteration.steps, strict=True):
+            if row:
+                sequence = self._sequences[step.id]
+                first = len(sequence.ids) - len(row)
+                number = first - sequence.opening.prompt_tokens
+                written = script[number : number + len(row)]
+                row[:] = written + [self.vocab_size - 1] * (len(row) - len(written))
+                sequence.ids[first:] = row
+        return replace(outcome, tokens=rows)

@@ -1,9 +1,12 @@
-"""The thread that writes all streams, on socket pairs."""
+"""The thread that writes all streams and the watch over sockets, on socket pairs; turns of long
+texts, between which others have the processor."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +16,17 @@ from queue import SimpleQueue
 
 import pytest
 
+from api.http import turns
+from api.http.departed import Departures
+from api.http.errors import ApiError
+from api.http.turns import PER_S, SHORT, Turns
 from api.http.worker.outgoing import Outgoing
 from api.http.writer import COMMENT, Writer
 from api.stream import text_event
 from engine.inference import Inference
 from requested import Sampling
+from serving.config import Config
+from tests.api.conftest import Pair, serving
 
 PATIENCE_S = 30.0
 MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000
@@ -183,3 +192,152 @@ def test_events_that_fail_and_a_client_that_has_gone_end_their_own_stream(opens:
         gone.body.result(PATIENCE_S)
     other.end(b"still here")
     assert other.read(10) == b"still here"
+
+
+def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair) -> None:
+    ours, theirs = pair
+    departures, left = Departures(), threading.Semaphore(0)
+    unwatch = departures.watch(ours, lambda: pytest.fail("it has ended"))
+    unwatch()
+    unwatch()
+    departures.watch(ours, left.release)
+    theirs.close()
+    assert left.acquire(timeout=PATIENCE_S)
+    _flush(departures)
+    assert not left.acquire(blocking=False)
+
+
+def test_data_is_not_read_and_is_not_a_departure(pair: Pair) -> None:
+    ours, theirs = pair
+    departures, left = Departures(), threading.Event()
+    departures.watch(ours, left.set)
+    theirs.sendall(b"next request")
+    _flush(departures)
+    assert not left.is_set()
+    assert ours.recv(100) == b"next request"
+
+
+def test_without_a_socket_there_is_nothing_to_watch() -> None:
+    Departures().watch(None, lambda: pytest.fail("no client can leave"))()
+
+
+def test_a_socket_that_is_closed_while_others_leave_ends_no_watch() -> None:
+    """Two leave at once, and the handler of one is done, its socket closed, before its turn."""
+    departures = Departures()
+    (busy, busy_theirs), first, second = (socket.socketpair() for _ in range(3))
+    held, reached = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        held.wait(PATIENCE_S)
+
+    departures.watch(busy, hold)
+    busy_theirs.close()
+    assert reached.wait(PATIENCE_S)  # the thread finds both of the others when it continues
+    left = threading.Semaphore(0)
+
+    def leave(other: socket.socket, unwatch: list[Callable[[], None]]) -> None:
+        unwatch[0]()
+        other.close()
+        left.release()
+
+    unwatch_first: list[Callable[[], None]] = []
+    unwatch_second: list[Callable[[], None]] = []
+    unwatch_first.append(departures.watch(first[0], lambda: leave(second[0], unwatch_second)))
+    unwatch_second.append(departures.watch(second[0], lambda: leave(first[0], unwatch_first)))
+    first[1].close()
+    second[1].close()
+    held.set()
+    assert left.acquire(timeout=PATIENCE_S)
+    _flush(departures)
+    assert not left.acquire(blocking=False)
+    assert departures.alive
+    for ours in (busy, first[0], second[0]):
+        ours.close()
+
+
+def test_a_request_that_cannot_be_cancelled_ends_no_watch(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = pair
+    departures = Departures()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a fault")
+
+    departures.watch(ours, fail)
+    theirs.close()
+    _flush(departures)
+    assert "a fault" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_that_has_ended_shows_in_health(pair: Pair) -> None:
+    ours, theirs = pair
+    with serving(Config(mode="dynamic")) as client:
+        departures: Departures = client.application.extensions["departures"]
+        departures.watch(ours, sys.exit)
+        theirs.close()
+        while departures.alive:
+            pass
+        answer = client.get("/health")
+        assert answer.status_code == 503
+        assert "disconnected clients" in answer.get_json()["error"]
+
+
+def _flush(departures: Departures) -> None:
+    """Returns when a departure after all others has been reported."""
+    ours, theirs = socket.socketpair()
+    left = threading.Event()
+    departures.watch(ours, left.set)
+    theirs.close()
+    assert left.wait(PATIENCE_S)
+    ours.close()
+
+
+LONG = SHORT + 1
+
+
+class Hours:
+    """A clock that stands still, except where the test moves it or sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept_s: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_turn_there_is_none_for_twice_as_long(fails: bool) -> None:
+    clock = Hours()
+    turn = Turns(clock, clock.sleep).of
+    with contextlib.suppress(KeyError), turn(LONG):
+        clock.now_s += 0.5
+        if fails:
+            raise KeyError
+    with turn(SHORT):
+        pass
+    assert clock.slept_s == [0.0]
+    with turn(LONG):
+        assert clock.slept_s[1] == pytest.approx(1.0 + LONG / PER_S)
+
+
+def test_a_long_text_that_waits_for_long_is_refused_and_a_short_one_never_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "MOST_WAIT_S", 0.0)
+    turn = Turns().of
+    with turn(LONG):
+        with turn(SHORT):
+            pass
+        with pytest.raises(ApiError, match="other long texts") as refused, turn(LONG):
+            pass
+    assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+    with turn(LONG):
+        pass

@@ -21,10 +21,9 @@ from serving.config import MODES, Config
 from tests.api.conftest import TWO, client_of, held_at, serving
 from tests.api.jobs.test_files import error_of, got, upload
 from tests.support.dialects import PATHS
-from tests.support.hash_model import HashModel
+from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.openai_calls import alike
 from tests.support.process import eventually
-from tests.support.scripted_model import ScriptedModel
 
 Json = dict[str, Any]
 COMPLETIONS, CHAT, RESPONSES = PATHS[1:4]

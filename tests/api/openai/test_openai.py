@@ -1,7 +1,9 @@
-"""OpenAI's API: answers against the hash model's reference, streamed and whole."""
+"""OpenAI's API: answers against the hash model's reference, streamed and whole; what is refused, by
+name, and what is taken all the same."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,119 +12,27 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.openai.fields.shared import seed_of_choice
-from tests.api.conftest import speculating
-from tests.examples import examples
-from tests.support.hash_app import END_ID, byte_tokenizer, generated, spelled
+from api.limits import MOST_STOP_CHARACTERS
+from api.openai.fields.shared import MOST_STOPS, seed_of_choice
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.api.test_answers import expected
+from tests.support.hash_app import END_ID, byte_tokenizer, spelled
 from tests.support.hashed import reference, reference_logprob
-from tests.support.openai_calls import CHAT, CONTEXT, Json, both, chat, complete, counted
+from tests.support.openai_calls import (
+    CHAT,
+    COMPLETIONS,
+    CONTEXT,
+    PATHS,
+    Json,
+    ask,
+    both,
+    chat,
+    chunks,
+    complete,
+    is_error,
+)
 from text.tokenizer import Detokenizer
-
-
-def expected(
-    prompt: bytes, n: int, seed: int | None, stop: str | None = None, *, included: bool = False
-) -> tuple[str, int, str]:
-    """Text, tokens and finish_reason of a request that is alone, token by token."""
-    detokenizer, text, number = Detokenizer(byte_tokenizer()), "", 0
-    tokens = generated(prompt, n, seed)
-    while number < len(tokens) and not (stop and stop in text):
-        text += detokenizer.push([t for t in tokens[number : number + 1] if t != END_ID])
-        number += 1
-    text += detokenizer.finish()
-    if stop and stop in text:
-        return text[: text.index(stop)] + stop * included, number, "stop"
-    return text, number, "stop" if tokens[-1] == END_ID else "length"
-
-
-@pytest.fixture(scope="module", params=["as it is", "with drafts"])
-def either(request: pytest.FixtureRequest, client: FlaskClient) -> Iterator[FlaskClient]:
-    if request.param == "as it is":
-        yield client
-    else:
-        with speculating() as other:
-            yield other
-
-
-@examples(40)
-@given(
-    prompt=st.text(min_size=1, max_size=20),
-    n=st.integers(1, 60),
-    seed=st.none() | st.integers(0, 2**63 - 1),
-    stop_at=st.tuples(st.integers(0, 40), st.integers(1, 4)),
-    echo=st.booleans(),
-    included=st.booleans(),
-)
-def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
-    either: FlaskClient,
-    prompt: str,
-    n: int,
-    seed: int | None,
-    stop_at: tuple[int, int],
-    echo: bool,
-    included: bool,
-) -> None:
-    """The stop string is cut from the text itself, where it crosses borders of tokens at will."""
-    # of a longer answer: at the end of this one the stop string may have begun
-    plain, _, _ = expected(prompt.encode(), n + 5, seed)
-    stop = plain[stop_at[0] : sum(stop_at)] or None
-    text, tokens, finish = expected(prompt.encode(), n, seed, stop, included=included)
-    fields: Json = {"prompt": prompt, "max_tokens": n, "stop": stop, "echo": echo}
-    fields["include_stop_str_in_output"] = included
-    fields |= {"temperature": 0} if seed is None else {"seed": seed}
-    whole = both(either, **fields)
-    (choice,) = whole["choices"]
-    assert choice["text"] == (prompt if echo else "") + text
-    assert choice["finish_reason"] == finish
-    assert counted(whole["usage"]) == {
-        "prompt_tokens": len(prompt.encode()),
-        "completion_tokens": tokens,
-        "total_tokens": len(prompt.encode()) + tokens,
-    }
-
-
-@given(
-    n=st.integers(1, 40),
-    seed=st.integers(0, 999),
-    alternatives=st.integers(0, 3),
-    echo=st.booleans(),
-    stop=st.none() | st.sampled_from("abcdefgh\ufffd"),
-)
-def test_every_token_that_is_counted_has_its_logprob_streamed_or_not(
-    client: FlaskClient, n: int, seed: int, alternatives: int, echo: bool, stop: str | None
-) -> None:
-    prompt = "hé"
-    fields: Json = {"prompt": prompt, "max_tokens": n, "seed": seed, "logprobs": alternatives}
-    answer = both(client, **fields, echo=echo, stop=stop)
-    told = answer["choices"][0]["logprobs"]
-    ids = list(prompt.encode()) + reference(list(prompt.encode()), n, seed)
-    first = 0 if echo else len(prompt.encode())
-    assert len(told["tokens"]) == answer["usage"]["completion_tokens"] + len(prompt.encode()) * echo
-    for place, logprob in enumerate(told["token_logprobs"], start=first):
-        if place == 0:
-            assert logprob is None
-        else:
-            assert logprob == pytest.approx(reference_logprob(ids[:place], ids[place]))
-    detokenizer, offsets = Detokenizer(byte_tokenizer()), [0]
-    for token in ids[first:]:
-        offsets.append(offsets[-1] + len(detokenizer.push([token])))
-    assert told["text_offset"] == offsets[: len(told["tokens"])]
-    if alternatives == 0:
-        assert told["top_logprobs"] is None
-    else:
-        numbers = (alternatives, alternatives + 1)
-        assert all(top is None or len(top) in numbers for top in told["top_logprobs"])
-
-
-@given(n=st.integers(1, 30), seed=st.integers(0, 999), top=st.none() | st.integers(0, 3))
-def test_chat_logprobs_have_the_bytes_of_the_text(
-    client: FlaskClient, n: int, seed: int, top: int | None
-) -> None:
-    fields: Json = {"max_tokens": n, "seed": seed, "logprobs": True, "top_logprobs": top}
-    (choice,) = both(client, CHAT, **fields)["choices"]
-    content = choice["logprobs"]["content"]
-    held = bytes(byte for token in content for byte in token["bytes"])
-    assert held.decode(errors="replace") == choice["message"]["content"]
-    assert all(len(token["top_logprobs"]) == (top or 0) for token in content)
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), n=st.integers(1, 5))
@@ -206,3 +116,122 @@ def test_flex_is_the_deferred_class_and_is_returned(client: FlaskClient) -> None
     assert complete(client, service_tier="flex")["service_tier"] == "flex"
     assert complete(client, service_tier="auto")["service_tier"] == "default"
     assert "service_tier" not in complete(client)
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}
+STRICT = {"schema": {"type": "object", "additionalProperties": {"type": "null"}}, "strict": True}
+WRONG: list[tuple[str, object]] = [
+    ("n", 0), ("n", 129), ("n", True), ("stop", ["a", ""]), ("stop", ["s"] * (MOST_STOPS + 1)),
+    ("stop", ["s" * (MOST_STOP_CHARACTERS + 1)]), ("logit_bias", {"a": 1}),
+    ("logit_bias", {"5": 101}), ("logit_bias", {"257": 1}), ("logit_bias", [1]), ("stream", 1),
+    ("stream_options", {"include_usage": True}), ("service_tier", "priority"),
+    ("guided_regex", "(a"), ("guided_choice", []), ("guided_grammar", "start: missing"),
+    ("structured_outputs", {}), ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+    ("guided_json", {"type": "strin"}), ("guided_json", "{"), ("min_tokens", CONTEXT),
+    ("stop_token_ids", [257]), ("stop_token_ids", [1] * 257), ("allowed_token_ids", [1]),
+    ("bad_words", ["x"]), ("use_beam_search", True), ("mirostat", 2), ("typical_p", 0.5),
+    ("continue_final_message", True), ("chat_template", "{{ 1 }}"), ("grammar", "start: missing"),
+    ("json_schema", {"type": "strin"}), ("regex", "("), ("n_predict", 3),
+    ("truncate_prompt_tokens", -1),
+]  # fmt: skip
+WRONG_COMPLETION: list[tuple[str, object]] = [
+    ("prompt", ""), ("prompt", None), ("prompt", [""]), ("prompt", ["a", 1]), ("prompt", [257]),
+    ("prompt", [[]]), ("prompt", [[1], "a"]), ("prompt", [True]), ("best_of", 2), ("logprobs", 21),
+    ("suffix", "end"),
+]  # fmt: skip
+WRONG_CHAT: list[tuple[str, object]] = [
+    ("messages", None), ("messages", [{"role": "user"}]), ("messages", [{"content": "x"}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]),
+    ("max_completion_tokens", 0), ("top_logprobs", 2), ("response_format", {"type": "xml"}),
+    ("response_format", {"type": "json_schema"}), ("response_format", {"type": "regex"}),
+    ("response_format", SCHEMA),
+    ("response_format", {"type": "json_schema", "json_schema": STRICT}),
+    ("audio", {"voice": "a"}), ("modalities", ["audio"]), ("prediction", {}),
+    ("prediction", {"type": "content", "content": [{}] * 4097}), ("web_search_options", {}),
+    ("chat_template_kwargs", {"messages": []}), ("chat_template_kwargs", {"x": "y" * 2**14}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [(path, *wrong) for path in PATHS for wrong in WRONG]
+    + [(COMPLETIONS, *wrong) for wrong in WRONG_COMPLETION]
+    + [(CHAT, *wrong) for wrong in WRONG_CHAT],
+)
+def test_a_wrong_or_not_offered_field_is_named_streamed_or_not(
+    client: FlaskClient, path: str, field: str, value: object
+) -> None:
+    for stream in (False, True) if field != "stream_options" else (False,):
+        answer = ask(client, path, **{"stream": stream, field: value})
+        message = is_error(answer, 400, field)
+        assert f"'{field}'" in message
+        assert answer.get_json()["error"]["type"] == "invalid_request_error"
+        assert len(message) < 500
+
+
+def test_options_that_change_nothing_are_accepted(client: FlaskClient) -> None:
+    nothing: Json = {
+        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me",
+        "modalities": ["text"], "metadata": {"a": "b"}, "bad_words": [], "typical_p": 1,
+        "use_beam_search": False, "reasoning_effort": "low", "verbosity": "low",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }  # fmt: skip
+    assert chat(client, seed=1, **nothing)["choices"] == chat(client, seed=1)["choices"]
+
+
+def test_an_unknown_field_is_ignored_and_logged_once(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown: Json = {"quite\nunknown": 5}
+    with caplog.at_level(logging.WARNING, "api.openai.routes"):
+        for _ in range(3):
+            complete(client, **unknown)
+    assert [record.getMessage() for record in caplog.records] == [
+        'the field "quite\\nunknown": unknown on /v1 and ignored'
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_unknown_model_is_a_404(client: FlaskClient, path: str) -> None:
+    for answer in (
+        ask(client, path, model="gpt-9"),
+        ask(client, path, model="gpt-9", stream=True),
+        client.get("/v1/models/gpt-9"),
+        client.get("/v1/models/org/gpt-9"),
+    ):
+        assert '"embedded"' in is_error(answer, 404, "model")
+        assert answer.get_json()["error"]["code"] == "model_not_found"
+
+
+def test_the_model_is_listed(client: FlaskClient) -> None:
+    (card,) = client.get("/v1/models").get_json()["data"]
+    assert client.get(f"/v1/models/{card['id']}").get_json() == card
+    assert (card["id"], card["max_model_len"]) == ("embedded", CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    folder = str(tmp_path_factory.mktemp("renamed"))
+    with serving(Config(mode="dynamic", data_dir=folder, served_model_name="a/b,c")) as client:
+        yield client
+
+
+def test_the_model_answers_to_each_of_its_names(renamed: FlaskClient) -> None:
+    cards = renamed.get("/v1/models").get_json()["data"]
+    assert [card["id"] for card in cards] == ["a/b", "c"]
+    for card in cards:
+        assert renamed.get(f"/v1/models/{card['id']}").get_json() == card
+        assert complete(renamed, model=card["id"])["model"] == "a/b"
+    assert renamed.get("/info").get_json()["model_id"] == "a/b"
+    assert '"a/b", "c"' in is_error(ask(renamed, model="embedded"), 404, "model")
+
+
+@pytest.mark.parametrize("placeholder", ["tgi", "dummy"])
+def test_the_model_name_of_tgis_clients_is_accepted(client: FlaskClient, placeholder: str) -> None:
+    assert chat(client, model=placeholder, max_tokens=1)["model"] == "embedded"
+    for part in chunks(client, CHAT, model=placeholder, max_tokens=3):
+        (choice,) = part["choices"]
+        if placeholder == "tgi":  # whose client requires both in every delta
+            assert choice["delta"].keys() >= {"role", "tool_calls"}
+    is_error(client.get(f"/v1/models/{placeholder}"), 404, "model")

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion
 from api.openai.fields.tools import MOST_TOOLS
 from serving.config import Config
 from tests.api.conftest import Says, serving
+from tests.support.hash_model import ScriptedModel
 from tests.support.openai_calls import (
     CHAT,
     Calls,
@@ -24,7 +25,6 @@ from tests.support.openai_calls import (
     chunks,
     is_error,
 )
-from tests.support.scripted_model import ScriptedModel
 
 WEATHER: Json = {
     "type": "function",

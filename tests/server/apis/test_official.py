@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +25,7 @@ from tests.server.apis.test_clients import understood
 from tests.support.dialects import NATIVE, body
 from tests.support.hash_app import FAIL_ON, HOLD, STEP_S
 from tests.support.official import official, tgis
-from tests.support.process import PATIENCE_S, Server, clients, serving
+from tests.support.process import PATIENCE_S, ROOT, Server, clients, serving
 
 
 @pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
@@ -131,11 +135,7 @@ def test_tgis_client_reads_details_streams_and_refusals(embedded: Server) -> Non
 
 
 FIELDS: Any = {"model": "embedded", "stream": True, "seed": 1, "max_tokens": 9}
-
-
 USER: Any = [{"role": "user", "content": "x"}]
-
-
 COMMENT = b": waiting"
 
 
@@ -203,3 +203,35 @@ def test_official_clients_skip_comments_and_raise_their_own_error_of_a_failure(
                     assert answers[ask].result() == ask(server)
     finally:
         hold.unlink(missing_ok=True)  # comments would keep a failed test's streams open
+
+
+NAMES = ("apis", "openai", "responses", "tgi", "deferred")
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in NAMES]
+FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+README = FENCED.findall((ROOT / "README.md").read_text())
+EXAMPLES = [
+    *((language, body) for language, body in README if body.startswith(("from ", "curl "))),
+    *(example for page in PAGES[:-1] for example in FENCED.findall(page)),
+    *((language, body) for language, body in FENCED.findall(PAGES[-1]) if language == "python"),
+]
+
+
+@pytest.mark.parametrize(("language", "source"), EXAMPLES)
+def test_an_example_runs(embedded: Server, tmp_path: Path, language: str, source: str) -> None:
+    of_a_job = "batches.create" in source
+    source = re.sub(r"(127\.0\.0\.1|localhost):8500", rf"\1:{embedded.config.port}", source)
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
+    done = subprocess.run(
+        [*command, source],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert '{"error"' not in done.stdout
+    if of_a_job:
+        answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert {answer["custom_id"] for answer in answers} == {f"f{n}" for n in range(20)}

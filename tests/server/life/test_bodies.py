@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.api.test_serving import expected
+from tests.api.test_requests import expected
 from tests.support.process import (
     PATIENCE_S,
     Server,
@@ -25,17 +25,9 @@ from tests.support.process import (
 from tests.support.wire import all_of, head
 
 MIB = 2**20
-
-
 MOST = MIB + MIB // 4  # of all bodies together
-
-
 LONG_S = 3600.0
-
-
 KEYS = {"Authorization": "Bearer one"}
-
-
 KEY = "authorization: bearer  two"
 
 

@@ -96,17 +96,9 @@ def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path)
 
 
 TOKENS = 20
-
-
 RESPONSE: dict[str, Any] = {"model": "embedded", "input": "x", "max_output_tokens": TOKENS}
-
-
 COUNTED: dict[str, Any] = {"stream_options": {"include_usage": True}}
-
-
 GENERATION = body(TGI, tokens=TOKENS, details=True)
-
-
 WAITED_FOR = [  # with what a complete response says
     (NATIVE, body(NATIVE, tokens=TOKENS), f'"num_tokens":{TOKENS}'),
     (NATIVE, body(NATIVE, tokens=TOKENS, stream=True), '"done":true'),
@@ -117,11 +109,7 @@ WAITED_FOR = [  # with what a complete response says
     ),
     *((path, GENERATION, f'"generated_tokens":{TOKENS}') for path in (TGI, "/generate_stream")),
 ]
-
-
 LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
-
-
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
 
@@ -241,8 +229,6 @@ CALLS = {
     "stream of openai": (OPENAI[1], body(OPENAI[1], stream=True)),
     "tgi": (TGI, body(TGI)),
 }
-
-
 POLICY = """
 import os, time
 from scheduling.policies.orca import Orca

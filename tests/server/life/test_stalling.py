@@ -22,8 +22,6 @@ from tests.support.process import PATIENCE_S, Server, clients, connected, eventu
 from tests.support.wire import all_of, post
 
 TIMEOUT_S = 3.0
-
-
 BEAT_S = 0.1  # of a slow client
 
 
@@ -35,8 +33,6 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 HALF = b"POST /inference HTTP/1.1\r\nHost: [:"
-
-
 UPLOAD = (
     b"POST /v1/files HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n"
     b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
@@ -161,14 +157,8 @@ def test_a_long_stream_that_is_read_slowly_is_whole(hasty: Server) -> None:
 
 
 LONG_S = 3600.0
-
-
 PROBES = 150  # more than twice the number after which such clients stop four threads
-
-
 MANY = 12  # more than there are threads before
-
-
 PROMPT = byte_tokenizer().encode("hello")
 
 

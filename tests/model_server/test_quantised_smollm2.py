@@ -33,7 +33,6 @@ for ids in sequences:
     best.append(model.scores[: len(ids)].argmax(axis=1).tolist())
 print(json.dumps([best, [model.tokenize(text.encode(), add_bos=False) for text in texts]]))
 """
-
 pytestmark = [
     *NEEDED,
     pytest.mark.timeout(1200),
