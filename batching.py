@@ -14,11 +14,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import cast
 
 from engine.blocks import Ledger
-from engine.bookkeeping import complete_record, planned_record
 from engine.failures import Failures
 from engine.front import Front
 from engine.inference import NO_DRAFTS, Inference
@@ -33,7 +31,6 @@ from engine.iteration import (
 )
 from engine.lifecycle import Lifecycle
 from engine.queue import ReadOnly, RequestQueue
-from engine.siblings import without_siblings
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
 from records import History, IterationRecord, Recorder
@@ -179,13 +176,14 @@ class BatchingManager(Front):
         check_plan(plan, view, self.max_batch_size)
         if life.ledger.growth_tokens is not None:
             plan = with_growth(plan, view)
-        plan = without_siblings(plan, life.resident.values(), life.ledger)
-        if any(life.resident[request.id].num_in_flight for request in plan.preempt):
+        if waiting:
+            plan = life.without_siblings(plan)
+        if any(life.is_in_flight(life.resident[request.id]) for request in plan.preempt):
             return IterationWait()  # their blocks are being written
         if self.in_flight:  # the last tokens of some requests, or tokens that others wait for
-            advance = cast(Sequence[tuple[Inference, int]], plan.advance)
-            may = [not (inference.done or inference.must_wait) for inference, _ in advance]
-            plan = replace(plan, advance=list(compress(plan.advance, may)))
+            steps = cast(Sequence[tuple[Inference, int]], plan.advance)
+            may = [step for step in steps if not (step[0].done or step[0].must_wait)]
+            plan = replace(plan, advance=cast(Sequence[Advance], may))
         for request in plan.preempt:
             life.preempt(life.resident[request.id], now_s)
         if plan.advance:
@@ -211,12 +209,24 @@ class BatchingManager(Front):
         memory.grow(advance)
         rows = cast(Sequence[tuple[Inference, int]], advance)
         hold = cast(Sequence[Inference], plan.hold)
-        record = planned_record(
-            rows, hold, life.resident, new, len(self.queue.waiting), life.num_deferred, memory
+        used, cached = memory.used, memory.cached
+        record = IterationRecord(
+            len(rows) + len(hold),
+            with_deferred=life.num_deferred > 0,
+            num_waiting=len(self.queue.waiting),
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=memory.num_blocks - used - cached,
+            preempted=life.take_preempted(),
         )
-        record.preempted = life.take_preempted()
-        drafts = self._drafts(rows, record)
-        batch, steps = enter(rows, hold, memory.take_new_blocks(), drafts)
+        drafts = self._drafts(rows)
+        paused: Sequence[tuple[int, int]] = ()
+        if len(life.resident) > record.batch_size:
+            planned = {inference.id for inference in (*[row for row, _ in rows], *hold)}
+            others = [i for i in life.resident.values() if i.id not in planned and not i.done]
+            paused = [(inference.id, inference.slot) for inference in others]
+        life.started += 1
+        batch, steps = enter(rows, hold, life.started, memory.take_new_blocks(), drafts)
         pending: Pending | Exception
         try:  # what fails from here on is taken back with its iteration
             if error is not None:
@@ -225,20 +235,19 @@ class BatchingManager(Front):
             pending = self.model.start(steps, life.take_released())
         except Exception as raised:
             pending = raised
-        iteration = Iteration(now_s, record, batch, steps, pending)
+        admitted = {inference.id for inference in new}
+        iteration = Iteration(now_s, record, batch, steps, admitted, paused, pending)
         self.in_flight.append(iteration)
         return iteration
 
-    def _drafts(
-        self, rows: Sequence[tuple[Inference, int]], record: IterationRecord
-    ) -> Mapping[int, int]:
+    def _drafts(self, rows: Sequence[tuple[Inference, int]]) -> Mapping[int, int]:
         """The drafts of each request. They take the places that the batch limit leaves, and none
         while there are deferred requests, which are given these places."""
         speculation, life = self.speculation, self._life
         if speculation is None or life.num_deferred:
             return {}
-        room = max(self._failures.batch_limit, 1 + speculation.most) - record.batch_size
-        return speculation.plan(rows, record, room, life.ledger)
+        room = max(self._failures.batch_limit, 1 + speculation.most) - len(rows)
+        return speculation.plan(rows, room, life.ledger)
 
     def _admit(self, new: Sequence[Inference], now_s: float) -> Exception | None:
         """Assigns blocks to requests and opens them on the model. Those that it refuses fail. An
@@ -260,7 +269,7 @@ class BatchingManager(Front):
     def finish(self, now_s: float, outcome: Outcome | Exception) -> None:
         """Delivers the results of the oldest iteration in flight, stamped with the present time."""
         iteration = self.in_flight.popleft()
-        iteration.leave()
+        self._life.ended += 1
         if iteration.discarded or isinstance(outcome, Exception):
             self._failures.failed(iteration, outcome, now_s)
         else:
@@ -268,25 +277,30 @@ class BatchingManager(Front):
         self._last_end_s = now_s
 
     def _deliver(self, iteration: Iteration, outcome: Outcome, now_s: float) -> None:
-        life, memory, record = self._life, self._life.ledger, iteration.record
+        life, memory = self._life, self._life.ledger
         outcome = iteration.wanted(outcome)
         sharing, own = memory.prefix_caching, life.policy.answers == "own"
         # before the responses, so that statistics include their tokens
         start_s = max(iteration.start_s, self._last_end_s)
-        complete_record(record, iteration.batch, iteration.steps, outcome, start_s, now_s)
+        record = iteration.complete(outcome, start_s, now_s)
         life.tell(self.recorder.iteration, record)
         self.history.add(record)
         iteration.add_logprobs(outcome)
         rows = zip(iteration.batch, iteration.steps, outcome.tokens, strict=True)
         for i, (inference, step, tokens) in enumerate(rows):
             if inference.end is not None:
+                inference.known -= step.draw  # what it drew is dropped
                 continue
+            if inference.must_wait:
+                inference.must_wait = life.is_in_flight(inference)
             if inference.first_token_s is None:
                 life.prefill_tokens += step.num_tokens
             drafts = outcome.drafts.get(i, NO_DRAFTS) if outcome.drafts else NO_DRAFTS
             if tokens:
                 inference.receive(tokens, now_s, drafts)
-            if drafts.computed and self.speculation is not None:
+            elif step.draw:
+                inference.known -= 1  # it fails below
+            if drafts is not NO_DRAFTS and self.speculation is not None:
                 self.speculation.learn(inference, drafts)
             if sharing or (inference.group and memory.shares(inference)):
                 memory.share(inference, step.start + step.num_tokens + drafts.accepted)

@@ -45,7 +45,7 @@ from runtime.gpu.selfcheck import check, check_heads
 from runtime.iteration import Flat, KnownSequence
 from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
 from runtime.shards import connect, join
-from seams import DeviceMemoryError, Step
+from seams import Columns, DeviceMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -228,25 +228,24 @@ class ServerModel(Executor):
     """The rectangle: every row has the same number of new columns, padded on the left, and of
     blocks, row after row. There are no drafts: rows advance together."""
 
-    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence], _: Guesses) -> Flat:
-        opens = not len(rows[0].table.blocks)
-        self._take_blocks(steps, rows)
+    def lay_out(self, steps: Columns, rows: Sequence[KnownSequence], _: Guesses) -> Flat:
+        opens = rows[0].table.count == len(steps.blocks[0])
         firsts = np.array([row.table.blocks[0] for row in rows])
         row_blocks, first_block = len(rows[0].table.blocks), int(firsts.min())
         places = (firsts - first_block) // row_blocks
-        count, width = int(places.max()) + 1, steps[0].padding + steps[0].num_tokens
+        count, width = int(places.max()) + 1, steps.paddings[0] + steps.counts[0]
         # rows that do not advance stay and are computed as padding
         counts = np.zeros(count, dtype=np.int64)
         starts = np.zeros(count, dtype=np.int64)
         tokens = [0] * (count * width)
-        ends, lengths, begins = [], [], []
-        for step, row, place in zip(steps, rows, places.tolist(), strict=True):
+        ends = []
+        for start, n, row, place in zip(
+            steps.starts, steps.counts, rows, places.tolist(), strict=True
+        ):
             end = (place + 1) * width
-            tokens[end - step.num_tokens : end] = row.ids[step.start : step.start + step.num_tokens]
-            counts[place], starts[place] = step.num_tokens, step.start
+            tokens[end - n : end] = row.ids[start : start + n]
+            counts[place], starts[place] = n, start
             ends.append(end)
-            lengths.append(step.num_tokens)
-            begins.append(step.start)
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; any valid position for padding
         attend: Attend | None = None
@@ -254,8 +253,9 @@ class ServerModel(Executor):
             if opens:
                 self.pool.clear(slice(first_block, first_block + count * row_blocks))
             attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
-        length, end = np.array(lengths), np.array(ends)
-        spans = Spans(end - length, length, np.array(begins), [row.table for row in rows])
+        length, end = np.array(steps.counts), np.array(ends)
+        begins, tables = np.array(steps.starts), [row.table for row in rows]
+        spans = Spans(end - length, length, begins, tables)
         return Flat(tokens, positions.ravel(), end, spans, attend)
 
 
@@ -264,14 +264,11 @@ class DynamicBatchingServerModel(Executor):
     blocks may be anywhere. A draft is a row of its own over its sequence's blocks, so that it is
     computed as the token would be in its turn, to the last bit."""
 
-    def lay_out(
-        self, steps: Sequence[Step], rows: Sequence[KnownSequence], drafts: Guesses
-    ) -> Flat:
-        self._take_blocks(steps, rows)
-        # column by column, which takes a third of the time of a loop over the rows
-        begins = [step.start for step in steps]
+    def lay_out(self, steps: Columns, rows: Sequence[KnownSequence], drafts: Guesses) -> Flat:
+        begins = list(steps.starts)
         ids = [
-            row.ids[s.start : s.start + s.num_tokens] for s, row in zip(steps, rows, strict=True)
+            row.ids[start : start + n]
+            for row, start, n in zip(rows, steps.starts, steps.counts, strict=True)
         ]
         tables = [row.table for row in rows]
         own = np.arange(len(rows))  # of these, those that are no drafts

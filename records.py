@@ -68,7 +68,7 @@ class IterationRecord:
     Recorders receive it once it has succeeded, and do not change it."""
 
     batch_size: int  # rows, those that are held included
-    num_tokens: int  # computed, without padding and rejected drafts
+    num_tokens: int = 0  # computed, without padding and rejected drafts
     attended: int = 0  # query-key pairs, without padding
     context: int = 0  # keys read: in each row, those of its tokens and of all before them
     with_deferred: bool = False  # deferred requests were waiting or resident
@@ -99,6 +99,17 @@ class IterationRecord:
     def num_drafts(self) -> int:
         """Computed, each as a row of its own."""
         return self.accepted_drafts + self.rejected_drafts
+
+
+def counted(starts: Sequence[int], counts: Sequence[int]) -> tuple[int, int, int]:
+    """Tokens, query-key pairs and keys of rows that compute so many tokens from there on. A row
+    without tokens reads no keys."""
+    ends = [start + n for start, n in zip(starts, counts, strict=True) if n]
+    num_tokens, context = sum(counts), sum(ends)
+    if num_tokens == len(ends):
+        return num_tokens, context, context
+    attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, starts, strict=True)])
+    return num_tokens, attended, context
 
 
 End = Literal["length", "stop", "cancelled", "failed"]
@@ -137,9 +148,8 @@ class Recorder(Protocol):
 PHASES = ("prefill", "decode")
 
 
-def phase_of(record: IterationRecord) -> str:
+def phase_of(kinds: bytes) -> str:
     """Of PHASES: `decode` if none of the rows is in prefill or computes a part of it."""
-    kinds = record.rows.kinds
     return "prefill" if PREFILL in kinds or CHUNK in kinds else "decode"
 
 

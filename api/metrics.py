@@ -143,7 +143,7 @@ class Metrics:
             self._counts.refused[why] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        method = phase_of(record)
+        method = phase_of(record.rows.kinds)
         with self._lock:
             self._counts.iterations[method].observe(record.duration_s)
             self._counts.skipped[0] += record.num_drawn

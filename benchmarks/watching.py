@@ -25,13 +25,12 @@ from typing import Any
 
 import numpy as np
 
-import batching
 from batching import BatchingManager
 from benchmarks.bare import GREEDY
 from benchmarks.harness.report import options, report
 from client.experiment import Experiment
 from engine.inference import Inference
-from engine.iteration import Wait
+from engine.iteration import Iteration, Wait
 from generate.modes import MODES, make_ledger
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
@@ -145,8 +144,8 @@ def main() -> None:
     metrics = {"us_a_token": lambda seconds: seconds / (ROWS * TOKENS) * 1e6}
     found = Experiment(sides, metrics, "none").run(args.rounds)
     spent = Spent()
-    for function in ("planned_record", "complete_record"):
-        setattr(batching, function, spent.within(getattr(batching, function)))
+    complete = spent.within(Iteration.complete)
+    Iteration.complete = complete  # type: ignore[method-assign]
     load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
     share = spent.seconds / total_s

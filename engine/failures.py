@@ -54,7 +54,8 @@ class Failures:
     def failed(self, iteration: Iteration, outcome: Outcome | Exception, now_s: float) -> None:
         """The oldest iteration in flight failed, or was discarded. Later ones in flight count as
         the same failure."""
-        self._life.return_preempted(iteration.record)
+        iteration.undo()
+        self._life.return_preempted(iteration.record.preempted)
         if iteration.discarded or not isinstance(outcome, Exception):
             self._replan(iteration, now_s)
             return
@@ -64,7 +65,7 @@ class Failures:
         if isinstance(error, DeviceMemoryError):
             self._shrink(iteration, error, now_s)
             return
-        self.iterations[phase_of(iteration.record)] += 1
+        self.iterations[phase_of(iteration.kinds(iteration.columns()))] += 1
         if isinstance(error, ModelLostError):
             self._lose(iteration, error, now_s)
             return
@@ -77,7 +78,7 @@ class Failures:
         """Returns the requests of an iteration that was lost, through no fault of theirs, to the
         queue. Those in a later iteration follow when that one ends."""
         for inference in iteration.batch:
-            if inference.resident and not inference.num_in_flight:
+            if inference.resident and not self._life.is_in_flight(inference):
                 self._life.preempt(inference, now_s)
         self._life.drop_ended(now_s)
 
@@ -152,6 +153,7 @@ class Failures:
         """Waits for the iterations in flight, so that their blocks can be reused."""
         while self._in_flight:
             iteration = self._in_flight.popleft()
+            self._life.ended += 1
             iteration.outcome()
-            iteration.leave()
-            self._life.return_preempted(iteration.record)
+            iteration.undo()
+            self._life.return_preempted(iteration.record.preempted)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
-from records import End, RequestRecord
+from records import Arrived, End, RequestRecord
 from requested import Sampling, ServiceClass, TokenLogprobs
 from seams import Drafts, Opening
 
@@ -53,7 +53,8 @@ class Inference:
     The loop's thread alone writes, but see `Lifecycle.give_up`. A handler waits on `event`, which
     is set when the answer is complete, or on `updated`, which is set whenever there is more to
     read, and reads `ids`, `received`, `end`, `error` and `record`. `computed`, `known`, `generated`
-    and `done` count what is in flight, so they are for the loop's thread alone.
+    and `done` count what is in flight, so they are for the loop's thread alone. They are plain
+    numbers, which change where something happens: every plan reads them of all residents.
     """
 
     prompt: InitVar[Sequence[int]]
@@ -83,22 +84,25 @@ class Inference:
     slot: int = field(init=False)  # of the batch, while it is resident
     ids: list[int] = field(init=False)  # known tokens: the prompt, then what is generated
     prompt_tokens: int = field(init=False)
+    # tokens: `ids`, and what iterations in flight will yield, where each yields one
+    known: int = field(init=False)
     cached_tokens: int | None = None  # as in RequestRecord
     computed: int = 0  # tokens, those of iterations in flight included
-    expected: int = 0  # tokens that iterations in flight will yield, where each yields one
+    done: bool = False  # no further token is wanted: it has ended, or its last token is in flight
+    # its next step depends on tokens that are in flight: which they are, or how many
+    must_wait: bool = False
+    newest_iteration: int = 0  # the number of the newest one that it is part of
     num_newest: int = 1  # tokens that the newest iteration yielded
-    guessing: bool = False  # an iteration in flight may compute drafts of it
     accepted_drafts: int = 0
     rejected_drafts: int = 0
     draft_hits: float = 0.0  # accepted drafts, the newest count most
     draft_trials: float = 0.0  # the same of those that were compared
-    num_in_flight: int = 0  # iterations in flight that it is part of
     resident: bool = False
     num_preemptions: int = 0
     prefill_before: int = 0  # as in seams.Request
     num_losses: int = 0  # of the model while it was in flight, since it had
     known_at_loss: int = 0  # the number of known tokens
-    end: End | None = None  # set when no further token is wanted
+    end: End | None = None  # set by `finish`
     error: str | None = None
     cause: Cause | None = None
     admitted_s: float | None = None
@@ -114,17 +118,15 @@ class Inference:
 
     def __post_init__(self, prompt: Sequence[int]) -> None:
         self.ids = list(prompt)
-        self.prompt_tokens = len(prompt)
+        self.prompt_tokens = self.known = len(prompt)
+
+    def finish(self, end: End) -> None:
+        """No further token is wanted."""
+        self.end, self.done = end, True
 
     @property
     def ended(self) -> bool:
         return self.end is not None
-
-    @property
-    def done(self) -> bool:
-        """No further token is wanted: it has ended, or its last token is in flight."""
-        most = self.prompt_tokens + self.max_tokens
-        return self.end is not None or len(self.ids) + self.expected == most
 
     @property
     def predicted_tokens(self) -> int:
@@ -136,23 +138,13 @@ class Inference:
         return min(likely, self.max_tokens)
 
     @property
-    def known(self) -> int:
-        return len(self.ids) + self.expected
-
-    @property
     def generated(self) -> int:
-        return len(self.ids) + self.expected - self.prompt_tokens
+        return self.known - self.prompt_tokens
 
     @property
     def received(self) -> int:
         """Generated tokens, without those in flight."""
         return len(self.ids) - self.prompt_tokens
-
-    @property
-    def must_wait(self) -> bool:
-        """Whether its next step depends on tokens that are in flight: which they are, or how
-        many."""
-        return self.expected > 0 and (self.guessing or self.sampling.constraint is not None)
 
     def wanted(self, tokens: Sequence[int]) -> Sequence[int]:
         """The first of these generated tokens, up to one that ends the request."""
@@ -161,22 +153,23 @@ class Inference:
         return tokens[: min(room, next(ends, room))]
 
     def receive(self, tokens: Sequence[int], now_s: float, drafts: Drafts = NO_DRAFTS) -> None:
-        """Adds generated tokens, all of them `wanted`. The accepted drafts among them are computed;
-        what was computed behind these counts as never computed."""
+        """Adds generated tokens, all of them `wanted`, of which one was expected. The accepted
+        drafts among them are computed; what was computed behind these counts as never computed."""
         self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.ids += tokens
         self.num_newest = len(tokens)
+        self.known += self.num_newest - 1
         if drafts is not NO_DRAFTS:
             self.num_newest -= drafts.accepted
             self.computed += drafts.accepted
             self.accepted_drafts += drafts.accepted
             self.rejected_drafts += drafts.computed - drafts.accepted
         if tokens[-1] in self.end_ids:
-            self.end = "stop"
+            self.finish("stop")
         elif len(self.ids) == self.prompt_tokens + self.max_tokens:
-            self.end = "length"
+            self.finish("length")
 
     def opening(self) -> Opening:
         return Opening(
@@ -197,3 +190,34 @@ class Inference:
         if self.sampling.prompt_logprobs is not None and scored < self.prompt_tokens - 1:
             return scored
         return self.known - 1
+
+    def arrived(self) -> Arrived:
+        return Arrived(
+            self.id,
+            self.arrival_s,
+            self.prompt_tokens,
+            self.max_tokens,
+            self.service_class,
+            self.request_id,
+            self.end_user or self.user,
+            self.program,
+            self.priority,
+        )
+
+    def record_of(self, end: End, end_s: float) -> RequestRecord:
+        return RequestRecord(
+            arrival_s=self.arrival_s,
+            admitted_s=self.admitted_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            end_s=end_s,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            generated=self.received,
+            num_preemptions=self.num_preemptions,
+            service_class=self.service_class,
+            end=end,
+            cached_tokens=self.cached_tokens,
+            accepted_drafts=self.accepted_drafts,
+            rejected_drafts=self.rejected_drafts,
+        )

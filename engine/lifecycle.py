@@ -8,15 +8,16 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
 
 from engine.blocks import Ledger
-from engine.bookkeeping import arrived, request_record
 from engine.inference import Cause, Inference
 from engine.lengths import LengthPredictor
 from engine.queue import RequestQueue
-from records import Ended, History, IterationRecord, Recorder
+from records import Ended, History, Recorder
 from scheduling.contract import check_retired
-from seams import Observer, Policy
+from seams import Observer, Plan, Policy
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Lifecycle:
         self.request_timeout_s = request_timeout_s
         self.ledger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
+        self.started = self.ended = 0  # iterations, which end in order; the others are in flight
         self.next_due_s = math.inf  # no request is overdue before this time
         self.prefill_tokens = 0  # computed for prompts
         self.lengths = LengthPredictor()
@@ -75,7 +77,7 @@ class Lifecycle:
             inference.prefill_before = self.prefill_tokens
             if inference.predicted is None:
                 inference.predicted = self.lengths.predict(inference.user, inference.prompt_tokens)
-            self.history.add(arrived(inference))
+            self.history.add(inference.arrived())
         if changes.arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a busy period do not lengthen it twice
             first_s = min(inference.arrival_s for inference in changes.arrivals)
@@ -84,7 +86,7 @@ class Lifecycle:
             self._end_overdue(now_s)
         for inference, end in changes.departures:
             if not inference.ended:
-                inference.end = end
+                inference.finish(end)
                 # like an end token, a stop string ends a static row's response with its batch
                 if end != "stop" or self.policy.answers == "own":
                     self.answer(inference, now_s)
@@ -100,8 +102,8 @@ class Lifecycle:
         running = [inference for inference in self.present() if not inference.ended]
         for inference in running:
             if self._due_s(inference) <= now_s:
-                inference.end, inference.cause = "failed", "timeout"
-                inference.error = self._too_late
+                inference.finish("failed")
+                inference.cause, inference.error = "timeout", self._too_late
                 self.answer(inference, now_s)
         self.next_due_s = min((self._due_s(i) for i in running if not i.ended), default=math.inf)
 
@@ -137,7 +139,7 @@ class Lifecycle:
             check_retired(retired, residents)
             for request in retired:
                 inference = self.resident[request.id]
-                if not inference.num_in_flight:  # otherwise its blocks are still being written
+                if not self.is_in_flight(inference):  # or its blocks are still being written
                     self._release(inference)
                     self.answer(inference, now_s)
         self._go_idle(now_s)
@@ -158,9 +160,42 @@ class Lifecycle:
         preempted, self._preempted = self._preempted, []
         return preempted
 
-    def return_preempted(self, record: IterationRecord) -> None:
-        """The iteration is not recorded; the next one names the requests that its record named."""
-        self._preempted = [*record.preempted, *self._preempted]
+    def return_preempted(self, preempted: Sequence[int]) -> None:
+        """Their iteration is not recorded; the record of the next one names them."""
+        self._preempted = [*preempted, *self._preempted]
+
+    def is_in_flight(self, inference: Inference) -> bool:
+        return inference.newest_iteration > self.ended
+
+    def without_siblings(self, plan: Plan) -> Plan:
+        """The plan without the newcomers that wait. Choices of one prompt compute it once: while
+        one of them does, the others wait until they find its blocks, and so do the newcomers behind
+        them, which would otherwise overtake. Where residents are preempted for newcomers, all of
+        them come."""
+        # Nothing is remembered: a choice waits only in an iteration in which another one computes
+        # what it needs, so if that one pauses, is preempted or ends, the next plan admits another.
+        ledger = self.ledger
+        newcomers = [cast(Inference, s.request) for s in plan.advance if not s.request.resident]
+        groups = {inference.group for inference in newcomers if ledger.shares(inference)} - {0}
+        if not groups or plan.preempt:
+            return plan
+        advanced = {step.request.id for step in plan.advance}
+        computing = [
+            (one.group, ledger.shareable(one))
+            for one in self.resident.values()
+            if one.group in groups
+            and not one.ended
+            and (self.is_in_flight(one) or one.id in advanced)
+        ]
+        for place, inference in enumerate(newcomers):
+            wanted = min(inference.hit_limit, inference.prompt_tokens) // ledger.block_tokens
+            if inference.group not in groups or len(ledger.hits(inference)) >= wanted:
+                continue
+            if any(group == inference.group and blocks < wanted for group, blocks in computing):
+                late = {newcomer.id for newcomer in newcomers[place:]}
+                return replace(plan, advance=[s for s in plan.advance if s.request.id not in late])
+            computing.append((inference.group, 0))
+        return plan
 
     def lose_model(self, now_s: float) -> None:
         """Preempts all residents: the next model has no sequences, and its blocks are empty."""
@@ -188,9 +223,10 @@ class Lifecycle:
     def fail(self, batch: Iterable[Inference], message: str, now_s: float) -> None:
         for inference in batch:
             if not inference.ended:
-                inference.end, inference.error = "failed", message
+                inference.finish("failed")
+                inference.error = message
             self.answer(inference, now_s)
-            if inference.resident and not inference.num_in_flight:
+            if inference.resident and not self.is_in_flight(inference):
                 self._release(inference)
         self.drop_ended(now_s)
 
@@ -206,9 +242,9 @@ class Lifecycle:
             return
         with self._answering:
             if inference.record is not None:  # given up
-                inference.end = "failed"
+                inference.finish("failed")
             assert inference.end is not None
-            inference.record = request_record(inference, inference.end, now_s)
+            inference.record = inference.record_of(inference.end, now_s)
         inference.recorded, inference.need = True, None
         self.ledger.forget(inference)
         if inference.end in ("length", "stop"):
@@ -243,7 +279,7 @@ class Lifecycle:
                 if inference.record is not None:
                     continue
                 inference.error, inference.cause = message, cause
-                inference.record = request_record(inference, "failed", now_s)
+                inference.record = inference.record_of("failed", now_s)
             inference.event.set()
             inference.updated.set()
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import cast
 
 from engine.blocks import Ledger
 from engine.inference import Inference
-from records import IterationRecord
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.step_time import Work
-from seams import Drafts
+from seams import Advance, Drafts
 
 FREE_ROWS = 9  # of an iteration, drafts included, while nothing is learnt
 MOST_PLANNED = 64  # drafts of an iteration
@@ -45,19 +45,17 @@ class Speculation:
     def plan(
         self,
         rows: Sequence[tuple[Inference, int]],
-        record: IterationRecord,
         room: int,
         memory: Ledger,
     ) -> dict[int, int]:
-        """Drafts by request. `rows`: with the tokens that each computes. `record`: what is planned
-        without drafts. `room`: the most drafts of all rows together."""
+        """Drafts by request. `rows`: with the tokens that each computes. `room`: the most drafts of
+        all rows together."""
         if room <= 0:
             return {}
         may = [(row, most) for row, n in rows if n == 1 and (most := self._most(row, memory)) > 0]
         if not may:
             return {}
-        drawn = sum([row.computed + n == row.known for row, n in rows])
-        work = Work(record.num_tokens, record.batch_size, drawn, record.attended, record.context)
+        work = Work.of(cast(Sequence[Advance], rows))
         drafts = self._best([(most, self._share(row), row) for row, most in may], work, room)
         self._forget([row for row, _ in may if row.id not in drafts])
         if not drafts:

@@ -77,9 +77,10 @@ class KVPool:
 
 
 class BlockTable:
-    """The blocks of a sequence, int32, in the order of its positions. `address`: of the first."""
+    """The blocks of a sequence, int32, in the order of its positions: `count` of them, the first at
+    `address`."""
 
-    __slots__ = ("address", "blocks")
+    __slots__ = ("address", "blocks", "count")
 
     def __init__(self, blocks: Sequence[int] = ()) -> None:
         self.blocks = np.empty(0, dtype=np.int32)
@@ -87,7 +88,8 @@ class BlockTable:
 
     def extend(self, blocks: Sequence[int]) -> None:
         self.blocks = np.concatenate([self.blocks, np.asarray(blocks, dtype=np.int32)])
-        self.address = self.blocks.ctypes.data  # used in every iteration, slow to compute
+        # used in every iteration, slow to compute
+        self.address, self.count = self.blocks.ctypes.data, len(self.blocks)
 
     def slots(self, start: int, end: int, block_tokens: int) -> NDArray[np.int64]:
         """The slots of these positions in a pool."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ from runtime.linear.quantised import stored_kind
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Targets, flattened, score, score_all
 from runtime.transfer import ReadBack, send
-from seams import Opening, Step
+from seams import Columns, Opening, Step
 
 if TYPE_CHECKING:
     from runtime.grammar.grammars import Grammars
@@ -209,16 +210,16 @@ class Executor(ABC):
         start_s = time.perf_counter()
         for id in released:
             self._sequences.pop(id, None)
-        rows = [self._sequences[step.id] for step in steps]
-        drafts = {
-            i: d
-            for i, step in enumerate(steps)
-            if step.drafts and (d := rows[i].draft(step.drafts))
-        }
-        flat = self.lay_out(steps, rows, drafts)
-        drawing = [i for i, step in enumerate(steps) if step.draw]
-        draws = drawing
-        known: list[KnownSequence | Ahead] = [rows[i] for i in drawing]
+        # column by column, which takes a third of the time of loops over the steps
+        of = Columns(*zip(*steps, strict=True))
+        rows, each = [self._sequences[id] for id in of.ids], range(len(steps))
+        guessing = compress(each, of.drafts)
+        drafts = {i: guessed for i in guessing if (guessed := rows[i].draft(of.drafts[i]))}
+        for i in compress(each, of.blocks):
+            rows[i].table.extend(of.blocks[i])
+        flat = self.lay_out(of, rows, drafts)
+        draws = drawing = list(compress(each, of.draws))
+        known: list[KnownSequence | Ahead] = list(compress(rows, of.draws))
         if drafts:  # a row for each draw
             draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
             known = [
@@ -226,7 +227,8 @@ class Executor(ABC):
                 for i in drawing
                 for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
             ]
-        prompts = _prompts_to_score(steps, rows, flat.ends)
+        asking = [i for i, row in enumerate(rows) if row.scores]
+        prompts = _prompts_to_score(asking, of, rows, flat.ends)
         ends = flat.ends[draws] - 1
         if drafts:
             ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
@@ -234,7 +236,7 @@ class Executor(ABC):
         if prompts:
             kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
         prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
-        scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
+        scored = [i for i in asking if of.draws[i] and rows[i].sampling.logprobs is not None]
         also = flattened(prompts) if prompts else []
         if scored and len(scored) < len(drawing):
             also.append(np.flatnonzero(np.isin(draws, scored)))
@@ -253,12 +255,13 @@ class Executor(ABC):
         if scored:
             assert drawn is not None
             most = max(rows[i].alternatives for i in scored)
-            of = (logits, drawn)
+            both = (logits, drawn)
             if len(scored) < len(drawing):
-                of = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
-            found += score(*of, most)
+                both = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
+            found += score(*both, most)
+        at = [start + n for start, n in zip(of.starts, of.counts, strict=True)]
         launched = Launched(
-            rows, steps, len(flat.tokens), drawing, drafts, drawn, prompts, scored,
+            rows, at, len(flat.tokens), drawing, drafts, drawn, prompts, scored,
             ReadBack(found, self.device), start_s,
         )  # fmt: skip
         launched.expect()
@@ -294,17 +297,9 @@ class Executor(ABC):
         logits = self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
         return hidden, logits, send(also, self.device) if also else []
 
-    @staticmethod
-    def _take_blocks(steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
-        for step, row in zip(steps, rows, strict=True):
-            if step.blocks:
-                row.table.extend(step.blocks)
-
     @abstractmethod
-    def lay_out(
-        self, steps: Sequence[Step], rows: Sequence[KnownSequence], drafts: Guesses
-    ) -> Flat:
-        """Assigns the steps' new blocks to their sequences; returns where the tokens are stored."""
+    def lay_out(self, steps: Columns, rows: Sequence[KnownSequence], drafts: Guesses) -> Flat:
+        """Where the tokens are stored. `rows`: with the steps' new blocks."""
 
     def forget(self) -> None:
         """Drops all sequences."""
@@ -319,16 +314,18 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _prompts_to_score(
-    steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Counts
+    asking: Sequence[int], steps: Columns, rows: Sequence[KnownSequence], ends: Counts
 ) -> list[Targets]:
     """Prompt tokens after the new positions that were not scored before."""
     targets = []
-    for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
+    for i in asking:
+        row = rows[i]
         if row.sampling.prompt_logprobs is not None:
-            first = max(step.start, row.scored) + 1
-            ahead = row.ids[first : min(step.start + step.num_tokens + 1, row.prompt_tokens)]
+            start, count = steps.starts[i], steps.counts[i]
+            first = max(start, row.scored) + 1
+            ahead = row.ids[first : min(start + count + 1, row.prompt_tokens)]
             if ahead:
                 # the place before the first
-                at = int(ends[i]) - step.num_tokens + first - 1 - step.start
+                at = int(ends[i]) - count + first - 1 - start
                 targets.append(Targets(i, first, at, ahead, row.sampling.prompt_logprobs))
     return targets

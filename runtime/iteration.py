@@ -25,7 +25,7 @@ from runtime.drafting.verification import accepted
 from runtime.errors import with_our_errors
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
-from seams import Drafts, Opening, Outcome, Step
+from seams import Drafts, Opening, Outcome
 
 if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
     from runtime.grammar.grammars import Grammars
@@ -44,6 +44,7 @@ class KnownSequence:
         "prompt_tokens",
         "sampling",
         "scored",
+        "scores",
         "table",
     )
 
@@ -53,6 +54,7 @@ class KnownSequence:
         self.prompt_tokens = opening.prompt_tokens
         self.sampling = opening.sampling
         self.scored = opening.scored
+        self.scores = {self.sampling.logprobs, self.sampling.prompt_logprobs} != {None}
         self.table = BlockTable()
         self._lookup: Lookup | None = None
         self.error: str | None = None
@@ -139,7 +141,7 @@ class Launched:
     """The results of an iteration that are read back, and their meaning."""
 
     rows: Sequence[KnownSequence]
-    steps: Sequence[Step]
+    places: Sequence[int]  # by row: of the token that is drawn after all known ones
     positions: int  # computed, padding included
     drawing: Sequence[int]  # rows for which tokens are drawn
     drafts: Mapping[int, Sequence[int]]  # that were computed, by row: a token is drawn after each
@@ -163,27 +165,25 @@ class Launched:
     def read(self, after_s: float) -> Outcome:
         """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
         before was read; what this one takes begins no earlier."""
-        arrays = self.numbers.arrays()
-        drawn: dict[int, list[int]] = {}  # by row
+        arrays, rows, places, drafted = self.numbers.arrays(), self.rows, self.places, self.drafts
+        drawn: dict[int, list[int]] = {}  # by row, where more or less may be known than was drawn
         kept: dict[int, int] = {}  # accepted drafts, by row
-        tokens: list[list[int]] = [[] for _ in self.rows]
+        tokens: list[list[int]] = [[] for _ in rows]
         if self.drawing:
             numbers, at = arrays.pop(0).tolist(), 0
             for i in self.drawing:
-                step, row = self.steps[i], self.rows[i]
-                # a token is drawn where all known ones are computed
-                place = step.start + step.num_tokens
-                if row.matching is None and i not in self.drafts:  # nearly always
-                    row.ids[place] = numbers[at]
-                    drawn[i] = tokens[i] = numbers[at : at + 1]
+                row = rows[i]
+                if row.matching is None and i not in drafted:  # nearly always
+                    row.ids[places[i]] = number = numbers[at]
+                    tokens[i] = [number]
                     at += 1
                     continue
-                drafts = self.drafts.get(i, ())
+                drafts = drafted.get(i, ())
                 end = at + 1 + len(drafts)
                 drawn[i] = numbers[at:end]
-                tokens[i], kept[i] = row.receive(drafts, drawn[i], place)
+                tokens[i], kept[i] = row.receive(drafts, drawn[i], places[i])
                 at = end
-        new = [Targets(i, 0, 0, drawn[i], self.rows[i].alternatives) for i in self.scored]
+        new = [Targets(i, 0, 0, drawn.get(i, tokens[i]), rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
         return Outcome(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from seams import Advance, Request, View
+from seams import Advance, Request, View, all_that_is_left
 
 MOST_AT_ONCE = 16  # tokens that an iteration yields; more are a prompt that is computed again
 
 
 def divided(view: View) -> tuple[list[Advance], list[Request]]:
     """The decodes with what is left of each, and the requests with a part of a prompt left."""
-    steps = [Advance(request, request.known - request.computed) for request in view.resident]
-    decoding = [step for step in steps if step.num_tokens == 1 or is_decoding(step.request)]
+    steps = all_that_is_left(view.resident)
+    decoding = [step for step in steps if step[1] == 1 or is_decoding(step[0])]
     return decoding, [r for r, more in steps if more > 1 and not is_decoding(r)]
 
 

@@ -61,8 +61,4 @@ class Liveness:
     def _predicted_s(self) -> float | None:
         if (iteration := next(iter(self.manager.in_flight.copy()), None)) is None:
             return None  # the policy hangs, or the model before it started
-        drawn = sum(step.draw for step in iteration.steps)
-        of = iteration.record
-        return self.predict(
-            Work(of.num_tokens, of.batch_size, drawn, of.attended, of.context, of.with_deferred)
-        )
+        return self.predict(iteration.work())

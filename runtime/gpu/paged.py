@@ -88,7 +88,7 @@ def pack(
         tables.host.reshape(-1),
         len(split),
         len(split) > len(single),
-        len(set(news.places.tolist())) < len(spans),
+        news.shared,
     )
     return packed, news
 

@@ -20,6 +20,7 @@ class News(NamedTuple):
     at: NDArray[np.int64]  # where these blocks belong in `KeptTables.blocks`
     blocks: NDArray[np.int32]
     counts: NDArray[np.int64]  # blocks of each row
+    shared: bool  # a table occurs several times
 
 
 class KeptTables:
@@ -45,7 +46,7 @@ class KeptTables:
         if tables != newest:  # often the iteration before had the same
             places = self._seat(tables)
             self._newest = list(tables), places
-        counts = np.array([len(table.blocks) for table in tables], dtype=np.int64)
+        counts = np.array([table.count for table in tables], dtype=np.int64)
         at, blocks = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int32)]
         stale = np.flatnonzero(counts != self._counts[places])
         for i in stale[np.unique(places[stale], return_index=True)[1]].tolist():
@@ -55,7 +56,8 @@ class KeptTables:
             self.host[place, here:count] = new
             at.append(place * self.width + np.arange(here, count))
             blocks.append(new)
-        return News(places, np.concatenate(at), np.concatenate(blocks), counts)
+        shared = len(set(tables)) < len(tables)
+        return News(places, np.concatenate(at), np.concatenate(blocks), counts, shared)
 
     def keep(self, news: News, at: Tensor, blocks: Tensor) -> None:
         """Stores the news, of which the tensors are the numbers on the device."""

@@ -61,7 +61,6 @@ class Sampler:
         """`kernel`: whether Triton kernels draw, on a GPU or interpreted on a CPU."""
         self._kernel = kernel
         self._ids: list[Sequence[int]] = []
-        self._samplings: list[Sampling] = []
         self._known: list[int] = []
         self._batch: Batch | None = None
 
@@ -81,27 +80,26 @@ class Sampler:
     ) -> Tensor:
         """logits `[R, V]` -> next tokens `[R]`. Does not change the logits. `learn`: is called if
         the newest ids are needed, not only their number: for penalties of a batch to be staged."""
-        known = [len(row.ids) for row in rows]
-        if self._batch is None or not self._continues(self._batch, rows, known):
+        ids = [row.ids for row in rows]
+        known = list(map(len, ids))
+        if self._batch is None or not self._continues(self._batch, ids, known):
             if learn is not None and any(_is_penalised(row.sampling) for row in rows):
                 learn()
-            # not the rows themselves, which may hold more than they know
-            self._ids = [row.ids for row in rows]
-            self._samplings = [row.sampling for row in rows]
+            # not the rows themselves, which may hold more than they know; a row's list is its own
+            self._ids = ids
             self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
         elif known != self._known:
             self._batch.skip_to(known)
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits, masks)
 
-    def _continues(self, batch: Batch, rows: Sequence[Known], known: list[int]) -> bool:
+    def _continues(self, batch: Batch, ids: list[Sequence[int]], known: list[int]) -> bool:
         """Whether the batch is staged: as it was drawn for, or where its tokens do not matter, also
         with rows to which some were added since."""
         return (
             (known == self._known or (len(known) == len(self._known) and not batch.has_ids))
             and batch.left > 0
-            and all(map(is_, [row.ids for row in rows], self._ids))
-            and all(map(is_, [row.sampling for row in rows], self._samplings))
+            and all(map(is_, ids, self._ids))
         )
 
 

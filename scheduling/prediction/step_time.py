@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from records import IterationRecord
+from records import IterationRecord, counted
 from seams import Advance, Served
 
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
@@ -50,11 +50,11 @@ class Work(NamedTuple):
     deferred: bool = False  # planned while there are deferred requests
 
     @classmethod
-    def of(cls, steps: Iterable[Advance]) -> Work:
-        work = cls()
-        for step in steps:
-            work = work.plus(step)
-        return work
+    def of(cls, steps: Sequence[Advance]) -> Work:
+        tokens, pairs, keys = counted([one.computed for one, _ in steps], [n for _, n in steps])
+        drawn = sum([request.computed + n == request.known for request, n in steps])
+        deferred = any(request.service_class == "deferred" for request, _ in steps)
+        return cls(tokens, len(steps), drawn, pairs, keys, deferred)
 
     @classmethod
     def done(cls, rows: Sequence[Served]) -> Work:

@@ -154,7 +154,8 @@ def test_a_layout_that_raises_fails_its_iteration_and_leaves_no_counter_raised(
         victim, later = here.served(max_tokens=9), here.served()
     assert (victim.end, later.end) == ("failed", "length")
     assert "a layout of one's own" in (victim.error or "")
-    assert (victim.num_in_flight, victim.expected, victim.resident) == (0, 0, False)
+    assert not here.manager._life.is_in_flight(victim)
+    assert (victim.known, victim.resident) == (len(victim.ids), False)
     assert victim.ids == [1, 2, 3, *reference([1, 2, 3], 2, seed=9, vocab_size=13)]
     here.check(2)
 

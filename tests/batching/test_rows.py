@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import Ledger
-from engine.bookkeeping import planned_record
 from engine.inference import Inference
-from records import Arrived, History, Row
+from engine.iteration import Iteration, enter
+from records import CHUNK, PREFILL, Arrived, History, IterationRecord, Row
 from requested import Sampling
 from tests.batching.modes import DYNAMIC_MODES, MODES
 from tests.batching.virtual import World
@@ -87,6 +86,7 @@ def test_no_request_is_compared_with_another_when_many_are_admitted_at_once(
     for id, inference in enumerate(new):
         inference.id = inference.slot = id
     rows = [(inference, 3 - id % 2) for id, inference in enumerate(new)]
-    resident = {inference.id: inference for inference in new}
-    record = planned_record(rows, [], resident, new, 0, 0, Ledger(1000))
-    assert [row.kind for row in record.rows] == ["prefill", "chunk"] * 50
+    batch, steps = enter(rows, [], 1, {}, {})
+    failed = ValueError("never started")
+    iteration = Iteration(0.0, IterationRecord(100, 0), batch, steps, range(100), (), failed)
+    assert iteration.kinds(iteration.columns()) == bytes([PREFILL, CHUNK]) * 50

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
-from engine.bookkeeping import planned_record
 from engine.inference import Inference
 from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
 from requested import Constraint, Sampling
@@ -51,7 +50,7 @@ def decoding(count: int, max_tokens: int = 100, **more: object) -> tuple[list[In
         rows.append(row)
     ledger.open(rows)
     for row in rows:
-        row.computed = 4
+        row.computed, row.known = 4, 5
         row.ids.append(5)
     return rows, ledger
 
@@ -60,8 +59,7 @@ def planned(
     speculation: Speculation, rows: list[Inference], ledger: Ledger, room: int = 1000
 ) -> dict[int, int]:
     steps = [(row, 1) for row in rows]
-    record = planned_record(steps, [], {row.id: row for row in rows}, [], 0, 0, ledger)
-    return speculation.plan(steps, record, room, ledger)
+    return speculation.plan(steps, room, ledger)
 
 
 def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhere() -> None:
@@ -98,8 +96,9 @@ def test_drafts_never_pass_max_tokens(left: int, drafts: int) -> None:
 def test_a_prompt_and_a_row_with_forced_tokens_have_no_drafts() -> None:
     rows, ledger = decoding(3, constraint=Constraint("regex", "a*"))
     rows[0].ids.pop()
-    rows[0].computed = 3
+    rows[0].computed, rows[0].known = 3, 4
     rows[1].ids.append(6)
+    rows[1].known = 6
     assert planned(Speculation(8, Steps(FREE)), rows, ledger) == {2: 8}
 
 

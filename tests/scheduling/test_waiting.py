@@ -66,7 +66,7 @@ def test_a_plan_looks_at_the_requests_that_changed_not_at_all_that_wait(name: st
         chosen = [step.request for step in plan.advance]
         assert chosen
         for request in chosen:  # they run at once, and end
-            request.end = "length"
+            request.finish("length")
         if isinstance(policy, Observer):
             policy.observe([Served(request, request.known, 1) for request in chosen])
         waiting = [request for request in waiting if not request.done]
@@ -101,12 +101,12 @@ def test_users_are_in_the_order_of_their_counters_whatever_comes_and_goes(seed: 
                 resident.remove(request)
                 request.resident = False
                 if rng.random() < 0.5:
-                    request.end = "length"
+                    request.finish("length")
                 else:
                     request.num_preemptions += 1
                     waiting.append(request)
         for request in rng.sample(waiting, len(waiting) // 8):
-            request.end = "cancelled"
+            request.finish("cancelled")
         waiting = [request for request in waiting if not request.done]
         waiting.sort(key=lambda r: (not r.num_preemptions, r.id))
 
@@ -139,6 +139,6 @@ def test_cancelled_requests_are_forgotten_also_while_others_come_before_them() -
     for id in range(3, 1000):
         cancelled = arriving(random.Random(1), id)
         policy.order.first(replace(view(), waiting=[*urgent, cancelled]), 1)
-        cancelled.end = "cancelled"
+        cancelled.finish("cancelled")
     policy.order.first(replace(view(), waiting=urgent), 1)
     assert len(policy.order.waiting._entries) < 100

@@ -87,7 +87,7 @@ def test_who_left_last_counts_though_the_user_before_had_the_larger_counter() ->
     serve(order, 2, 1000)
     last, first = asking(1, 1), asking(2, 2)
     order_of(order, [last, first])
-    first.end = "cancelled"
+    first.finish("cancelled")
     order_of(order, [last])
     last.resident = True
     order_of(order, [], [last])
@@ -153,9 +153,9 @@ def test_a_plan_that_is_dropped_leaves_the_next_one_as_it_would_be() -> None:
     first.end_user = second.end_user = 5
     third.end_user = 6
     assert order_of(order, [first, second, other, third])[0] == 1
-    first.end = "cancelled"
+    first.finish("cancelled")
     order_of(order, [second, other, third])
-    third.end = "cancelled"
+    third.finish("cancelled")
     assert order_of(order, [second, other]) == [2, 3]
     assert order_of(order, [second, other]) == [2, 3]
 
@@ -167,7 +167,7 @@ def test_who_was_admitted_left_last_though_another_of_its_requests_was_cancelled
     admitted.resident, admitted.computed = True, 4
     order_of(order, [cancelled], [admitted])
     serve(order, 1, 5000)
-    cancelled.end = "cancelled"
+    cancelled.finish("cancelled")
     order_of(order, [], [admitted])
     order_of(order, [asking(3, 3)], [admitted])
     assert order.served[3] == order.served[1] == 5000.0
