@@ -61,7 +61,7 @@ class Follower:
         if new and new[-1] in self._inference.end_ids:  # none follows
             self.met_end = True
             del new[-1]
-        return self._detokenizer.push(new)
+        return self._detokenizer.decode(b"".join(map(self._bytes_of, new)))
 
     def rest(self) -> str:
         """The text of an incomplete last character. Call it once, after the last token."""
@@ -80,11 +80,12 @@ class Reader(Protocol[Read]):
 def follow(readers: Sequence[Reader[Item]]) -> Iterator[Item | None]:
     """The items of all readers, as they come, until all have ended; None where there is none
     before the next update. Raises as the readers do."""
-    unfinished = readers
+    unfinished = list(readers)
     while unfinished:
-        for reader in unfinished:
+        for reader in tuple(unfinished):
             yield from reader.read()
-        unfinished = [reader for reader in unfinished if not reader.ended]
+            if reader.ended:
+                unfinished.remove(reader)
         if unfinished:
             yield None
 

@@ -206,13 +206,10 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, tokens: Iterable[int]) -> str:
         return self.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
 
-    def decode(self, piece: bytes) -> str:
-        return self._decoder.decode(piece)
-
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self.decode(b"", final=True)

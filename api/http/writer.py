@@ -105,21 +105,6 @@ class _Stream(threading.Event):
 
     def write(self) -> None:
         """Sends the present events, as far as the socket accepts them without waiting."""
-        try:
-            data = self._ready()
-            if not data and self._comment_due and not self.ended:
-                data = COMMENT
-            self._comment_due = False
-            if data:
-                self._sent_s = time.monotonic()
-                self._client.post(b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        except BaseException as error:  # the handler's to answer for; the writer serves the others
-            self.error = error
-        if self.ended or self.error is not None or not self._client.whole:
-            self.lent = False
-            self._back.set()
-
-    def _ready(self) -> bytes:
         parts = []
         try:
             for data in self._events:
@@ -128,6 +113,20 @@ class _Stream(threading.Event):
                 parts.append(data)
             else:
                 self.ended = True
-        except Exception as error:
+        except BaseException as error:  # the handler's to answer for; the writer serves the others
             self.error = error
-        return b"".join(parts)
+        if self._comment_due and not (parts or self.ended):
+            parts.append(COMMENT)
+        self._comment_due, whole = False, True
+        if parts:
+            self._sent_s = time.monotonic()
+            data = b"".join(parts)
+            try:
+                whole = self._client.post(
+                    b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
+                )
+            except OSError as error:
+                self.error = self.error or error
+        if self.ended or self.error is not None or not whole:
+            self.lent = False
+            self._back.set()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import Any, NamedTuple
 
+from api.follow import follow
 from api.http.body import of_schema
 from api.http.errors import CLIENT_GONE, ApiError, internal_error
 from api.openai.answers import error_shape
@@ -80,7 +81,7 @@ def _line(generation: Generation) -> Line:
 
     def answers() -> Iterator[Json | None]:
         parts: list[Segment] = []
-        for segment in generation.segments():
+        for segment in follow(generation.choices):
             if segment is None:
                 yield None
             else:

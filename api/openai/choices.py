@@ -6,7 +6,7 @@ Independent of the two response formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,7 @@ class Choice:
         self.index = index
         self.inference = inference
         self.finish: Finish | None = None
+        self.ended = False
         self._service = service
         self._prompt_tokens = prompt_tokens
         self._most_tokens = most_tokens
@@ -80,21 +81,15 @@ class Choice:
         """Tokens, up to the one that completed a stop string."""
         return self._follower.count
 
-    @property
-    def ended(self) -> bool:
-        return self.finish is not None
-
-    def read(self) -> Iterator[Segment]:
+    def read(self) -> Iterable[Segment]:
         if not self._is_plain or self._prompt_due:
-            yield from self._by_token()
-            return
+            return self._by_token()
         text = self._follower.text(self._most_tokens)
         if self._follower.ended:
             self._service.outcome(self.inference)
             text += self._follower.rest()
-            self.finish = self._reason()
-        if text or self.finish:
-            yield Segment(self.index, text, (), self.finish)
+            self.finish, self.ended = self._reason(), True
+        return [Segment(self.index, text, (), self.finish)] if text or self.finish else ()
 
     def _by_token(self) -> Iterator[Segment]:
         new = self._follower.new()
@@ -120,7 +115,7 @@ class Choice:
             pieces += self._parsed(self._finder.push(self._follower.rest()))
             pieces += self._parsed(self._finder.finish())
             pieces += [] if self._parser is None else self._parser.finish()
-            self.finish = self._reason()
+            self.finish, self.ended = self._reason(), True
         if pieces or self.finish or self._parser is None:
             yield from self._segments(pieces)
 

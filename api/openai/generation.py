@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 
-from api.follow import follow
 from api.http.errors import ApiError, show
 from api.limits import FRESH_SEED_BITS
 from api.openai.answers import Answer, Form, usage
@@ -74,10 +73,6 @@ class Generation:
         if details:
             count["completion_tokens_details"] = details
         return count
-
-    def segments(self) -> Iterator[Segment | None]:
-        """As `api.follow.follow` reads them."""
-        return follow(self.choices)
 
     def whole(self, parts: Sequence[Segment]) -> Answer:
         return self.form.whole(parts, len(self.choices), self.usage())

@@ -10,7 +10,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api.follow import awaited
+from api.follow import awaited, follow
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
@@ -52,11 +52,10 @@ class Calls:
             texts = [text_of(index) for index in range(len(inferences))]
             for chunk in form.opening(len(inferences)):
                 yield event(chunk)
-            for segment in generation.segments():
+            for segment in follow(generation.choices):
                 if segment is None:
                     yield None
-                    continue
-                if segment.tokens or segment.finish or segment.calls or segment.reasoning:
+                elif segment.tokens or segment.finish or segment.calls or segment.reasoning:
                     yield from map(event, form.chunks(segment))
                 else:
                     yield texts[segment.index](segment.text)
@@ -68,7 +67,7 @@ class Calls:
             return event_stream(service, inferences, events(), error_shape)
         unwatch = service.watch(request.environ.get("gunicorn.socket"), *inferences)
         try:
-            parts = list(awaited(generation.segments(), inferences[0].updated))
+            parts = list(awaited(follow(generation.choices), inferences[0].updated))
         except ApiError:
             service.cancel(*inferences)
             raise

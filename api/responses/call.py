@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+from api.follow import follow
 from api.openai.generation import Generation
 from api.openai.shapes import ChatChunk
 from api.responses.output import Output
@@ -35,7 +36,7 @@ class Call:
     def read(self) -> Iterator[Event | None]:
         """All events but the first two and the last; None where there is none before the next
         update. Raises ApiError."""
-        for segment in self.generation.segments():
+        for segment in follow(self.generation.choices):
             if segment is None:
                 yield None
                 continue

@@ -200,7 +200,6 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         ready: Callable[[TConn, socket.socket], None],
         events: int = selectors.EVENT_READ,
     ) -> None:
-        conn.sock.setblocking(False)
         self._waiting[conn] = ready
         self.poller.register(conn.sock, events, partial(self._dispatch, conn))
 
@@ -346,6 +345,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def _drop_oldest(self) -> None:
         if self._waiting:
             self._drop(next(iter(self._waiting)))
+
+    def notify(self) -> None:
+        """It would write a time for a limit (`timeout`) that is not set."""
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         waiting = self._waiting or self.intake.pending

@@ -12,11 +12,13 @@ import math
 import select
 import socket
 import time
-from typing import Any
+from socket import MSG_DONTWAIT
 
 from api.http.worker.incoming import BYTES_PER_S
 from web.pace import is_paced
 
+# what is called of it besides: by gunicorn, and by the thread that watches clients
+USED = ("close", "fileno", "gettimeout", "recv", "settimeout", "shutdown")
 MOST_KEPT_BYTES = 256 * 1024  # of each response, by the poller
 
 
@@ -29,6 +31,8 @@ class Outgoing:
         self._client = client
         self._patience_s = patience_s
         self._rest = bytearray()
+        for name in USED:  # a __getattr__ would make every attribute slow
+            setattr(self, name, getattr(client, name))
         self.begin(bodiless=False)
 
     def begin(self, *, bodiless: bool) -> None:
@@ -41,8 +45,8 @@ class Outgoing:
         """Whether nothing is left to be sent."""
         return not self._rest
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    def setblocking(self, flag: bool) -> None:
+        """gunicorn asks for it, twice a request; here, no call depends on it."""
 
     def sendall(self, data: bytes) -> None:
         """Raises OSError, such as TimeoutError."""
@@ -53,21 +57,26 @@ class Outgoing:
         self.sendall(data)
         return len(data)
 
-    def post(self, data: bytes) -> None:
-        """Like `sendall`, without ever waiting."""
+    def post(self, data: bytes) -> bool:
+        """Like `sendall`, without ever waiting. Whether all was sent."""
         late = self.refuses
         if late is None:
             self.refuses = data[9:12].isdigit() and is_paced(int(data[9:12]))
             late = self.refuses and self._bodiless
         if not (self._rest or late):
-            data = data[self._sent(data) :]
-            if not data:
-                return
+            try:
+                sent = self._client.send(data, MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(data):
+                return True
+            data = data[sent:]
         if self.whole:
             self.deadline_s = time.monotonic() + self._patience_s
         self._rest += data
         if not late:
             self.flush()
+        return self.whole
 
     def drain(self, most_bytes: int = 0) -> None:
         """Waits until no more than this number of bytes is kept. Raises like `sendall`."""
@@ -81,13 +90,10 @@ class Outgoing:
 
     def flush(self) -> None:
         """Sends what the socket accepts without waiting. Raises OSError."""
-        while self._rest and (sent := self._sent(self._rest)):
+        while self._rest:
+            try:
+                sent = self._client.send(self._rest, MSG_DONTWAIT)
+            except BlockingIOError:
+                return
             del self._rest[:sent]
             self.deadline_s += sent / BYTES_PER_S
-
-    def _sent(self, data: bytes | bytearray) -> int:
-        """Bytes that the socket took."""
-        try:  # of each token: contextlib.suppress takes longer
-            return self._client.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0

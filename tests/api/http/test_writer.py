@@ -139,8 +139,7 @@ def test_events_announced_together_are_one_chunk(opens: Opens) -> None:
 
 
 def test_a_stream_that_falls_silent_gets_comments_until_its_next_event(opens: Opens) -> None:
-    stream = opens(chunked=True, heartbeat_s=0.01)
-    stream.tell(b"one, ")
+    stream = opens(b"one, ", chunked=True, heartbeat_s=0.01)
     assert stream.read(10) == b"5\r\none, \r\n"
     chunk = b"%X\r\n%b\r\n" % (len(COMMENT), COMMENT)
     assert stream.read(2 * len(chunk)) == 2 * chunk
