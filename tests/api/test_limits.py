@@ -30,7 +30,7 @@ from model_server.wire import model_pb2 as wire
 from requested import Sampling
 from seams import Opening
 from serving.config import Config
-from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, body, refused
+from tests.support.dialects import NATIVE, OPENAI, PATHS, TGI, body, refused
 
 MANY = 20_000
 MOST_ERRORS = 64
@@ -219,7 +219,7 @@ HEADERS = [("X-Priority", "high"), ("X-Priority", "-1"), ("X-Priority", "1_0"),
            ("X-Priority", "9" * 99), ("X-User-Id", "u" * 300)]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path != RESPONSES])
+@pytest.mark.parametrize("path", PATHS)
 def test_every_api_takes_all_signals_and_refuses_wrong_headers(
     client: FlaskClient, path: str
 ) -> None:

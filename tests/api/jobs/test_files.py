@@ -130,6 +130,12 @@ def test_a_broken_form_gets_a_sentence_and_leaves_nothing(store: FlaskClient, bo
     assert got(store, "/v1/files") == before
 
 
+def test_a_form_without_a_file_or_with_two_names_the_part(store: FlaskClient) -> None:
+    two = part("file", b"1", "f") + part("file", b"2", "g") + PURPOSE
+    for body in (PURPOSE, two):
+        assert error_of(raw(store, body + END))["param"] == "file"
+
+
 def test_other_content_types_and_files_that_are_too_large_are_refused_unread(
     store: FlaskClient,
 ) -> None:
