@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
+from model import LoadOptions, load_model
 from records import Event, IterationRecord, Recorder, RequestRecord
 from requested import Sampling
+from runtime.executor import Executor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
@@ -44,40 +47,43 @@ class Job:
     arrival_s: float = 0.0  # after the start
 
 
+def jobs(
+    rng: np.random.Generator, vocab_size: int, prompts: Sequence[int], outputs: Sequence[int],
+    at_s: Sequence[float] | None = None,
+) -> list[Job]:  # fmt: skip
+    """Random tokens, of these lengths."""
+    times = [0.0] * len(prompts) if at_s is None else at_s
+    return [
+        Job(rng.integers(0, vocab_size, length).tolist(), int(output), arrival_s)
+        for length, output, arrival_s in zip(prompts, outputs, times, strict=True)
+    ]
+
+
 def offline_work(vocab_size: int, requests: int = 64, seed: int = 0) -> list[Job]:
     """Prompts of 4 to 64 random tokens, outputs normal(100, 50) clipped to 1..200, as in the
     original's client, all present at the start."""
     rng = np.random.default_rng(seed)
-    prompt_lengths = rng.integers(4, 65, requests)
-    outputs = np.clip(rng.normal(100, 50, requests), 1, 200).astype(int)
-    return [
-        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
-        for length, output in zip(prompt_lengths, outputs, strict=True)
-    ]
+    prompts = rng.integers(4, 65, requests).tolist()
+    return jobs(rng, vocab_size, prompts, np.clip(rng.normal(100, 50, requests), 1, 200).tolist())
 
 
-def prefill_work(vocab_size: int, requests: int = 24, seed: int = 0) -> list[Job]:
+def prefill_work(vocab_size: int, requests: int = 24) -> list[Job]:
     """Prompts of 512 random tokens, outputs of 16: a prefill with a little decoding."""
-    rng = np.random.default_rng(seed)
-    return [Job(rng.integers(0, vocab_size, 512).tolist(), 16) for _ in range(requests)]
+    return jobs(np.random.default_rng(0), vocab_size, [512] * requests, [16] * requests)
 
 
-def mixed_work(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Job]:
+def mixed_work(vocab_size: int, requests: int = 32) -> list[Job]:
     """Lengths like those of conversations: log-normal, prompts of 4 to 600 tokens (median
     90), outputs of 1 to 300 (median 110), some a hundred times as long as others."""
-    rng = np.random.default_rng(seed)
-    prompts = np.clip(rng.lognormal(np.log(90), 1.1, requests), 4, 600).astype(int)
-    outputs = np.clip(rng.lognormal(np.log(110), 0.9, requests), 1, 300).astype(int)
-    return [
-        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
-        for length, output in zip(prompts, outputs, strict=True)
-    ]
+    rng = np.random.default_rng(0)
+    prompts = np.clip(rng.lognormal(np.log(90), 1.1, requests), 4, 600).astype(int).tolist()
+    outputs = np.clip(rng.lognormal(np.log(110), 0.9, requests), 1, 300).tolist()
+    return jobs(rng, vocab_size, prompts, outputs)
 
 
-def single_work(vocab_size: int, seed: int = 0) -> list[Job]:
+def single_work(vocab_size: int) -> list[Job]:
     """One request alone: a prompt of 32 random tokens, an output of 200."""
-    rng = np.random.default_rng(seed)
-    return [Job(rng.integers(0, vocab_size, 32).tolist(), 200)]
+    return jobs(np.random.default_rng(0), vocab_size, [32], [200])
 
 
 WORKS: dict[str, Callable[[int], list[Job]]] = {  # of a vocabulary size
@@ -132,6 +138,9 @@ class BareRun:
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
+    def ttft_s(self) -> list[float]:
+        return [(i.first_token_s or math.inf) - i.arrival_s for i in self.inferences]
+
 
 def run_bare(
     model: Model,
@@ -146,19 +155,24 @@ def run_bare(
     clock: Callable[[], float] = time.perf_counter,
     predictor: Recorder | None = None,
     speculation: Speculation | None = None,
+    stored: Iterator[Job] | None = None,
+    backlog: int = 0,
+    until_s: float = 0.0,
 ) -> BareRun:
     """Does the work in this thread with the mode's own loop; each request has its own seed.
 
     Iterations take real time, and time without work is skipped: a run lasts as long as its work,
     and its latencies are those of a server. ``ledger`` keeps cached blocks from run to run, and
-    ``predictor``, that of the policy, what it has learnt.
+    ``predictor``, that of the policy, what it has learnt. ``backlog`` of the deferred requests
+    ``stored`` wait at any time, until all others have ended and ``until_s`` is over; those that are
+    left then are cancelled.
     """
     tally = Tally() if predictor is None else Tally(predictor)
     manager = BatchingManager(
         policy,
         tally,
         max_batch_size=max_batch_size,
-        max_waiting=len(work),
+        max_waiting=len(work) + backlog,
         lookahead=lookahead,
         speculation=speculation,
     )
@@ -176,12 +190,29 @@ def run_bare(
         for seed, job in enumerate(work)
     ]  # fmt: skip
     coming = deque(sorted(inferences, key=lambda inference: inference.arrival_s))
+    deferred: list[Inference] = []
     while True:
         while coming and coming[0].arrival_s <= now():
             manager.enqueue(coming.popleft())
+        if stored is not None:
+            if now() >= start_s + until_s and not coming and all(i.ended for i in inferences):
+                stored = None
+                for inference in deferred:
+                    if not inference.ended:
+                        manager.cancel(inference)
+            while stored is not None and manager.counts["waiting"] < backlog:
+                job = next(stored)
+                deferred.append(
+                    Inference(
+                        job.prompt, job.output_tokens, sampling, now(), service_class="deferred"
+                    )
+                )
+                manager.enqueue_stored(deferred[-1])
         waits = manager.step(MODES[mode].lay_out, now)
         if isinstance(waits, Wait):
             due_s = min(waits.until_s, coming[0].arrival_s if coming else math.inf)
+            if stored is not None:
+                due_s = min(due_s, start_s + until_s)
             if due_s == math.inf:
                 break
             skipped_s += max(0.0, due_s - now())
@@ -190,6 +221,15 @@ def run_bare(
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")
     return BareRun(seconds, tally, inferences, manager.history.since(0).events)
+
+
+def loaded(
+    name: str, dtype: str, limit: int, mode: ModeName = "dynamic", device: str = "cpu", **more: Any
+) -> Executor:
+    """A model that has warmed up. ``more`` are further LoadOptions."""
+    model = load_model(LoadOptions(mode, name, device, dtype, 0, limit, **more))
+    model.warm_up()
+    return model
 
 
 def drive(

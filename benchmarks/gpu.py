@@ -30,7 +30,7 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import ForkProcess
@@ -137,7 +137,7 @@ class Bench:
             if left_s > 0:
                 why = self._apart(part, min(part.seconds, left_s))
             if why is not None:
-                self._emit(Point("left out", {"what": part.name, "why": why}))
+                self._emit("left out", {"what": part.name, "why": why})
 
     def _apart(self, part: Part, seconds: float) -> str | None:
         """Runs it in a process of its own; why it did not end well."""
@@ -165,14 +165,14 @@ class Bench:
         except Exception as error:
             traceback.print_exc()
             why = f"{type(error).__name__}: {error}"
-            self._emit(Point("left out", {"what": part.name, "why": why}))
+            self._emit("left out", {"what": part.name, "why": why})
         sys.stdout.flush()
         os._exit(0)  # a fork must not run the parent's exit handlers
 
-    def _emit(self, point: Point) -> None:
-        append(self.kept, point)
-        row = ", ".join(f"{name} {shown(value)}" for name, value in point.row.items())
-        print(f"        {point.table}: {row}", flush=True)
+    def _emit(self, table: str, row: Mapping[str, Value]) -> None:
+        append(self.kept, Point(table, row))
+        told = ", ".join(f"{name} {shown(value)}" for name, value in row.items())
+        print(f"        {table}: {told}", flush=True)
 
 
 def _end(process: ForkProcess) -> None:

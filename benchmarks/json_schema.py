@@ -19,7 +19,6 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,22 +34,21 @@ SHOWN_CHARACTERS = 110
 
 
 @dataclass(slots=True)
-class Topic:
-    """A file of the suite. `left`: values of their schemas, `taken`: values that are none; each
-    with its schema."""
+class Tried:
+    """The suite's schemas and values. `left` are values of their schemas, and `taken` values that
+    are none; each with its file and its schema."""
 
-    name: str
     schemas: int = 0
+    values: int = 0  # of the schemas that are not refused
     refused: list[str] = field(default_factory=list)  # why
-    values: int = 0  # of the other schemas
-    left: list[tuple[str, str]] = field(default_factory=list)
-    taken: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, str, str]] = field(default_factory=list)
+    taken: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def main() -> None:
     out: Path | None = options(__doc__, rounds=None).parse_args().out
     with tempfile.TemporaryDirectory() as folder:
-        report = card(list(topics(download(Path(folder)))))
+        report = card(tried(download(Path(folder))))
     print(report)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -72,15 +70,15 @@ def download(folder: Path) -> Path:
     return found
 
 
-def topics(folder: Path) -> Iterator[Topic]:
-    """Of the suite's files, its optional ones included."""
-    grammars = Grammars(lambda: _of_bytes())
+def tried(folder: Path) -> Tried:
+    """All files of the suite, its optional ones included."""
+    grammars, found = Grammars(lambda: _of_bytes()), Tried()
     for path in sorted(folder.rglob("*.json")):
-        topic = Topic(str(path.relative_to(folder).with_suffix("")))
+        name = str(path.relative_to(folder).with_suffix(""))
         for case in json.loads(path.read_text()):
             if isinstance(case["schema"], dict):
-                _try(topic, case["schema"], case["tests"], grammars)
-        yield topic
+                _try(found, name, case["schema"], case["tests"], grammars)
+    return found
 
 
 def _of_bytes() -> Tokenizer:
@@ -88,20 +86,20 @@ def _of_bytes() -> Tokenizer:
     return Tokenizer(lambda text: list(text.encode()), tokens, [END])
 
 
-def _try(topic: Topic, schema: Any, cases: list[Any], grammars: Grammars) -> None:
-    topic.schemas += 1
+def _try(found: Tried, name: str, schema: Any, cases: list[Any], grammars: Grammars) -> None:
+    found.schemas += 1
     try:
         compiled = grammars.compiled(of_schema(schema))
     except GrammarError as error:
-        topic.refused.append(str(error))
+        found.refused.append(str(error))
         return
     for case in cases:
-        topic.values += 1
+        found.values += 1
         text = json.dumps(case["data"], ensure_ascii=False)
         if takes(compiled, text) != case["valid"]:
-            differing = topic.left if case["valid"] else topic.taken
+            differing = found.left if case["valid"] else found.taken
             shown = {key: value for key, value in schema.items() if key != "$schema"}
-            differing.append((json.dumps(shown, ensure_ascii=False), text))
+            differing.append((name, json.dumps(shown, ensure_ascii=False), text))
 
 
 def takes(compiled: Compiled, text: str) -> bool:
@@ -109,32 +107,22 @@ def takes(compiled: Compiled, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def card(found: list[Topic]) -> str:
-    taken = sum(len(topic.taken) for topic in found)
-    left = sum(len(topic.left) for topic in found)
-    refused = [why for topic in found for why in topic.refused]
-    schemas, values = sum(t.schemas for t in found), sum(t.values for t in found)
-    return "\n\n".join(
-        [
-            f"JSON Schema Test Suite, {DRAFT}, of jsonschema "
-            f"{importlib.metadata.version('jsonschema')}, with llguidance "
-            f"{importlib.metadata.version('llguidance')}: {len(refused)} of {schemas} schemas are "
-            f"refused. Of {values} values for the others, {left} of their schema are left, and "
-            f"{taken} that are none are taken.",
-            table(
-                "file | schemas: | refused: | values: | left: | taken:",
-                (
-                    (t.name, t.schemas, len(t.refused), t.values, len(t.left), len(t.taken))
-                    for t in found
-                ),
-            ),
-            table(
-                "why schemas are refused | schemas:",
-                Counter(kind for why in refused for kind in _kinds(why)).most_common(),
-            ),
-            table("file | schema | value | it is", _differing(found)),
-        ]
-    )
+def card(found: Tried) -> str:
+    versions = [importlib.metadata.version(name) for name in ("jsonschema", "llguidance")]
+    differing = [
+        (name, f"`{_cell(schema)}`", f"`{_cell(text)}`", kind)
+        for kind, values in (("taken", found.taken), ("left", found.left))
+        for name, schema, text in values
+    ]
+    reasons = Counter(kind for why in found.refused for kind in _kinds(why))
+    return "\n\n".join([
+        f"JSON Schema Test Suite, {DRAFT}, of jsonschema {versions[0]}, with llguidance "
+        f"{versions[1]}: {len(found.refused)} of {found.schemas} schemas are refused. Of "
+        f"{found.values} values for the others, {len(found.left)} of their schema are left, and "
+        f"{len(found.taken)} that are none are taken.",
+        table("why schemas are refused | schemas:", reasons.most_common()),
+        table("file | schema | value | it is", differing),
+    ])  # fmt: skip
 
 
 def _kinds(reason: str) -> list[str]:
@@ -142,13 +130,6 @@ def _kinds(reason: str) -> list[str]:
     if keys := re.fullmatch(r"Unimplemented keys: (\[.*\])", reason):
         return [f"`{key}` is not enforced" for key in json.loads(keys[1])]
     return [_cell(re.sub(r"'?https?://\S+|/\S+/ and /\S+/|: [0-9]+$", "…", reason))]
-
-
-def _differing(found: list[Topic]) -> Iterator[tuple[str, str, str, str]]:
-    for topic in found:
-        for kind, pairs in (("taken", topic.taken), ("left", topic.left)):
-            for schema, text in pairs:
-                yield topic.name, f"`{_cell(schema)}`", f"`{_cell(text)}`", kind
 
 
 def _cell(text: str) -> str:

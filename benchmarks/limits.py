@@ -22,6 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -41,14 +42,6 @@ RATES = {
     "float32": ("rate_f32",),
     "bfloat16": ("rate_amx_bf16", "rate_dot_bf16", "rate_f32"),
     "int8": ("rate_amx_int8", "rate_dot_int8", "rate_f32"),
-}
-ARGUMENTS = {
-    "read_memory": [ctypes.c_void_p, ctypes.c_int64],
-    "rate_f32": [ctypes.c_int64],
-    "rate_dot_bf16": [ctypes.c_int64],
-    "rate_amx_bf16": [ctypes.c_int64],
-    "rate_dot_int8": [ctypes.c_int64],
-    "rate_amx_int8": [ctypes.c_int64],
 }
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # pieces of a block that its attention needs
@@ -88,12 +81,6 @@ def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
         cached=sum(start + count for start, count, _ in rows),
         pairs=sum(count * start + count * (count + 1) // 2 for start, count, _ in rows),
     )
-
-
-def weights_of(config: Config) -> int:
-    """Parameters of the blocks that a token reads: matrices, biases, norms."""
-    pieces = shapes_of(config).items()
-    return sum(math.prod(shape) for piece, shape in pieces if piece.startswith("blocks."))
 
 
 def after_attention(piece: str, config: Config) -> bool:
@@ -196,10 +183,11 @@ def _loops() -> dict[str, Callable[..., int]]:
     library = load_library(Path(__file__).with_name("rates.cpp"))
     tiles = linear_kernel("linear_amx_bf16") is not None  # which requested permission for AMX
     found: dict[str, Callable[..., int]] = {}
-    for name, arguments in ARGUMENTS.items():
+    for name in ("read_memory", *chain(*RATES.values())):
         function = getattr(library, name, None)
         if function is not None and (tiles or "amx" not in name):
-            function.restype, function.argtypes = ctypes.c_int64, arguments
+            pointer = [ctypes.c_void_p] * (name == "read_memory")
+            function.restype, function.argtypes = ctypes.c_int64, [*pointer, ctypes.c_int64]
             found[name] = function
     return found
 

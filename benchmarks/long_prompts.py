@@ -2,7 +2,6 @@
 
     python -m benchmarks.long_prompts                    # the embedded model, two minutes
     python -m benchmarks.long_prompts --model smollm2 --dtype auto --rounds 3
-    python -m benchmarks.long_prompts --clock cpu        # seconds of one thread, on a busy machine
     python -m benchmarks.long_prompts --curve curve.png  # fixed token budgets, too, as a picture
 
 Some requests decode; then long prompts arrive, all at once. Two figures of each side:
@@ -25,20 +24,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from benchmarks.bare import BareRun, Job, run_bare
+from benchmarks.bare import BareRun, Job, jobs, loaded, run_bare
 from benchmarks.harness.picture import plt, without_frame
 from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import file_name, options, report
 from benchmarks.harness.turns import ratio, ratio_of
-from benchmarks.prefix import CLOCKS
 from client.experiment import Experiment, Found
-from model import DTYPES, LoadOptions, load_model
+from model import DTYPES
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
-from seams import Model, Policy
+from seams import Policy
 
 MOST_STALL, LEAST_THROUGHPUT = 3.0, 0.97  # what `auto` is built to reach
 AUTO = "stall-free, auto"
@@ -83,15 +80,10 @@ def _p99(values: Floats) -> float:
 
 def work_of(args: argparse.Namespace, vocab_size: int, arrival_s: float) -> list[Job]:
     """Those that decode first."""
-    rng = np.random.default_rng(args.seed)
-
-    def jobs(count: int, tokens: int, output: int, at_s: float) -> list[Job]:
-        return [
-            Job(rng.integers(0, vocab_size, tokens).tolist(), output, at_s) for _ in range(count)
-        ]
-
-    others = jobs(args.decodes, OTHER_TOKENS, args.decode_tokens, 0.0)
-    return others + jobs(args.prompts, args.prompt_tokens, args.output_tokens, arrival_s)
+    rng, n = np.random.default_rng(args.seed), args.prompts
+    others = [OTHER_TOKENS] * args.decodes, [args.decode_tokens] * args.decodes
+    prompts = [args.prompt_tokens] * n, [args.output_tokens] * n, [arrival_s] * n
+    return jobs(rng, vocab_size, *others) + jobs(rng, vocab_size, *prompts)
 
 
 def itl_of(run: BareRun) -> Floats:
@@ -148,42 +140,10 @@ def draw(found: Found, path: Path) -> None:
     save_picture(figure, path)
 
 
-class Sides:
-    """The policies, and the requests that decode without the prompts."""
-
-    def __init__(self, model: Model, vocab_size: int, args: argparse.Namespace) -> None:
-        self._model, self._args, self._limit = model, args, args.decodes + args.prompts
-        self._predictor = Predictor()
-        self.policies: dict[str, Policy] = {
-            "orca": Orca(), AUTO: StallFree(predictor=self._predictor)
-        }  # fmt: skip
-        if args.curve is not None:
-            budgets = [budget for budget in CURVE if budget > self._limit]
-            self.policies |= {str(budget): StallFree(budget) for budget in budgets}
-        self._work = work_of(args, vocab_size, 0.0)
-        for _ in range(LEARNING_RUNS):
-            self._run(AUTO, self._work)
-        self._work = work_of(args, vocab_size, float(self.alone()[:UNDISTURBED].sum()))
-
-    def alone(self, _: int = 0) -> Floats:
-        """The ITL of those that decode."""
-        return itl_of(self._run("orca", self._work[: self._args.decodes]))
-
-    def play(self, name: str, alone_s: Floats) -> Played:
-        return played(self._run(name, self._work), self._args.decodes, alone_s)
-
-    def _run(self, name: str, work: Sequence[Job]) -> BareRun:
-        return run_bare(
-            self._model, self.policies[name], "dynamic", work, self._limit,
-            clock=CLOCKS[self._args.clock], predictor=self._predictor if name == AUTO else None,
-        )  # fmt: skip
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options(
         __doc__, rounds=5, model="embedded", dtype="float32", known_dtypes=("auto", *DTYPES)
     )
-    parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--decodes", type=int, default=16, help="requests that decode")
     parser.add_argument("--decode-tokens", type=int, default=400, help="of each")
     parser.add_argument("--prompts", type=int, default=16, help="that arrive beside them")
@@ -192,18 +152,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--curve", type=Path, help="picture of all token budgets")
     args = parser.parse_args(argv)
-    if args.clock == "cpu":
-        torch.set_num_threads(1)
 
     limit = args.decodes + args.prompts
-    model = load_model(LoadOptions("dynamic", args.model, "auto", args.dtype, 0, limit))
-    model.warm_up()
-    sides = Sides(model, model.vocab_size, args)
-    turns = {name: partial(sides.play, name) for name in sides.policies}
-    found = Experiment(turns, METRICS, "orca", sides.alone).run(args.rounds, "long prompts")
+    model = loaded(args.model, args.dtype, limit, device="auto")
+    predictor = Predictor()
+    policies: dict[str, Policy] = {"orca": Orca(), AUTO: StallFree(predictor=predictor)}
+    if args.curve is not None:
+        policies |= {str(budget): StallFree(budget) for budget in CURVE if budget > limit}
+
+    def run(name: str, work: Sequence[Job]) -> BareRun:
+        learning = predictor if name == AUTO else None
+        return run_bare(model, policies[name], "dynamic", work, limit, predictor=learning)
+
+    work = work_of(args, model.vocab_size, 0.0)
+    for _ in range(LEARNING_RUNS):
+        run(AUTO, work)
+
+    def alone(_: int) -> Floats:
+        """The ITL of those that decode, without the prompts."""
+        return itl_of(run("orca", work[: args.decodes]))
+
+    work = work_of(args, model.vocab_size, float(alone(0)[:UNDISTURBED].sum()))
+
+    def turn(name: str, alone_s: Floats) -> Played:
+        return played(run(name, work), args.decodes, alone_s)
+
+    sides = {name: partial(turn, name) for name in policies}
+    found = Experiment(sides, METRICS, "orca", alone).run(args.rounds, "long prompts")
     title = (
-        f"{args.model}, {model.info.dtype}, {args.clock} seconds: {args.prompts} prompts of "
-        f"{args.prompt_tokens} tokens beside {args.decodes} decodes"
+        f"{args.model}, {model.info.dtype}: {args.prompts} prompts of {args.prompt_tokens} tokens "
+        f"beside {args.decodes} decodes"
     )
     also = "stall: p99 ITL of the decodes, to their ITL without the prompts"
     report([found], title, args.out, f"long-prompts-{file_name(args.model)}", also)

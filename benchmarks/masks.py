@@ -19,11 +19,11 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.bare import drive, threads_kept
+from benchmarks.bare import drive, loaded, threads_kept
 from benchmarks.harness.report import options, report
 from client.experiment import Experiment, Found
 from engine.inference import Inference
-from model import DTYPES, LoadOptions, load_model
+from model import DTYPES
 from models.names import EMBEDDED, RANDOM_PREFIX
 from requested import Constraint, Sampling
 from runtime.executor import Executor
@@ -84,8 +84,7 @@ def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
 
 @threads_kept()
 def measure(name: str, dtype: str, iterations: int, rounds: int) -> Found:
-    model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
-    model.warm_up()
+    model = loaded(name, dtype, ROWS)
     tokenizer = tokenizer_of(name, model.vocab_size)
     model.grammars = Grammars(lambda: tokenizer)
     for constraint in (MANY, TEXT):

@@ -13,23 +13,24 @@ real time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from benchmarks.bare import GREEDY, drive, threads_kept
+from benchmarks.bare import GREEDY, drive, loaded, threads_kept
 from benchmarks.harness.report import options, report
+from benchmarks.harness.spent import Spent
+from benchmarks.no_model import NoModel
 from client.analysis.statistics import Floats
 from client.experiment import Experiment
 from engine.inference import Inference
-from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Observer, Opening, Outcome, Plan, Policy, Request, Served, Step, View
+from seams import Observer, Plan, View
 from serving.config import RESIDENT_WHERE_PAUSED, Config
 
 ROWS, WAITING = 64, 1000
@@ -37,57 +38,6 @@ STEPS = 60
 MOST_TOKENS = 300  # of a prompt and its response
 USERS, CALLS = 20, 10
 MOST_SHARE = 0.05  # of a step
-
-
-class Timed:
-    """A policy, and the CPU time of each of its plans."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.answers = policy.answers
-        self.plan_s: list[float] = []
-        self._observed_s = 0.0
-
-    def plan(self, view: View) -> Plan:
-        start_s = time.thread_time()
-        plan = self.policy.plan(view)
-        self.plan_s.append(time.thread_time() - start_s + self._observed_s)
-        self._observed_s = 0.0
-        return plan
-
-    def observe(self, rows: Iterable[Served]) -> None:
-        if isinstance(self.policy, Observer):
-            start_s = time.thread_time()
-            self.policy.observe(rows)
-            self._observed_s += time.thread_time() - start_s
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
-
-
-class Done(NamedTuple):
-    """An iteration of `NoModel`."""
-
-    outcome: Outcome
-
-    def result(self) -> Outcome:
-        return self.outcome
-
-
-class NoModel:
-    """Computes nothing: the next token is always the same."""
-
-    context, block_tokens, lost = MOST_TOKENS, 16, None
-
-    def __init__(self, num_tokens: int) -> None:
-        self.num_blocks = num_tokens // self.block_tokens
-
-    def open(self, new: Sequence[Opening]) -> None:
-        pass
-
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Done:
-        tokens = [[0] if step.draw else [] for step in steps]
-        return Done(Outcome(tokens, sum(step.num_tokens for step in steps), 0.0))
 
 
 def main() -> None:
@@ -112,24 +62,32 @@ def main() -> None:
 def measured_step_ms(name: str, dtype: str) -> float:
     """A step in which all rows decode, with the real model."""
     with threads_kept():
-        model = load_model(
-            LoadOptions("dynamic", name, "auto", dtype, 0, ROWS, max_model_len=MOST_TOKENS)
-        )
+        model = loaded(name, dtype, ROWS, device="auto", max_model_len=MOST_TOKENS)
         tally = drive(model, Orca(), requests(np.random.default_rng(0), ROWS), STEPS // 2, ROWS)
     return 1e3 * median(record.duration_s for record in tally.iterations[STEPS // 4 :])
 
 
 def plans_us(name: str, _: int) -> Floats:
     """Of each plan, once the first third is over, with a model that computes nothing."""
-    predictor = Predictor()
-    policy = Timed(
-        make_policy(name, Config(mode="dynamic", policy=name, max_batch_size=ROWS), predictor)
-    )
-    model = NoModel(RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS)
+    predictor, spent, plans_s = Predictor(), Spent(), list[float]()
+    config = Config(mode="dynamic", policy=name, max_batch_size=ROWS)
+    policy: Any = make_policy(name, config, predictor)
+    timed = spent.over("plan", policy.plan)
+
+    def plan(view: View) -> Plan:
+        planned: Plan = timed(view)
+        plans_s.append(sum(spent.seconds.values()))
+        spent.seconds.clear()
+        return planned
+
+    policy.plan = plan
+    if isinstance(policy, Observer):
+        policy.observe = spent.over("observe", policy.observe)  # type: ignore[method-assign]
+    model = NoModel(MOST_TOKENS, RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS)
     resident = (RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS
     work = requests(np.random.default_rng(0), WAITING + 2 * ROWS)
     drive(model, policy, work, STEPS, ROWS, resident, predictor)
-    return 1e6 * np.array(policy.plan_s)[STEPS // 3 :]
+    return 1e6 * np.array(plans_s)[STEPS // 3 :]
 
 
 def requests(rng: np.random.Generator, count: int) -> list[Inference]:

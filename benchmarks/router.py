@@ -11,15 +11,13 @@ without limits and logs, otherwise started as its own documentation says. Target
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import urllib.request
 import venv
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -27,11 +25,12 @@ from pathlib import Path
 from aiohttp import web
 
 from benchmarks.harness.report import options, report
-from benchmarks.harness.servers import free_port, serving
+from benchmarks.harness.servers import serving
 from client.experiment import Experiment
+from client.load.servers.processes import free_port
 
 LITELLM = "litellm[proxy]"
-VENV = Path("build/litellm-venv")
+VENV = Path("build/litellm-venv").resolve()
 PATH = "/v1/chat/completions"
 HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer sk-x"}
 CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
@@ -43,30 +42,22 @@ ANSWER = {
 }  # fmt: skip
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
 NULL, OURS = "no router", "router"
+METRICS = ("requests_per_s", "p99_ms", "p50_ms_alone", "p99_ms_alone", "not_200")
 
 
 def serve_null(port: int) -> None:
     """The upstream: each path has one answer."""
+
+    async def answer(body: bytes, _: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
     app = web.Application()
     for method, path, body in (("POST", PATH, ANSWER), ("GET", "/v1/models", MODELS)):
-        app.router.add_route(method, path, partial(_answer, json.dumps(body).encode()))
+        app.router.add_route(method, path, partial(answer, json.dumps(body).encode()))
     web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=None, backlog=4096)
 
 
-async def _answer(body: bytes, _: web.Request) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
-@contextmanager
-def running(
-    command: Sequence[str], port: int, env: Mapping[str, str] | None = None, cwd: str | None = None
-) -> Iterator[str]:
-    """A server that responds to a request of the benchmark; its URL."""
-    with serving(command, {**os.environ, **(env or {})}, port, _answers, cwd):
-        yield f"http://127.0.0.1:{port}"
-
-
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
         ask = urllib.request.Request(f"{url}{PATH}", CHAT, HEADERS)
         with urllib.request.urlopen(ask, timeout=5) as answer:
@@ -75,51 +66,49 @@ def _answers(url: str) -> bool:
         return False
 
 
-@contextmanager
-def text_inference_batcher(folder: Path, upstream: str) -> Iterator[str]:
+def text_inference_batcher(folder: Path, upstream: str, port: int) -> AbstractContextManager[str]:
     """`folder`: a checkout of text-inference-batcher whose node application has been built."""
     entry = folder / "apps/text-inference-batcher-nodejs/dist/index.js"
     if not entry.exists():
         raise SystemExit(f"{entry} is missing: --tib takes a built checkout")
-    port = free_port()
-    env = {
+    variables = {
         "UPSTREAMS": upstream, "TIB_PORT": str(port), "MAX_CONNECT_PER_UPSTREAM": "10000",
         "NODE_ENV": "production",
     }  # fmt: skip
-    with running(["node", str(entry.resolve())], port, env, str(folder)) as url:
-        yield url
+    command = ["node", str(entry.resolve())]
+    return serving(command, variables, port=port, ready=answers, cwd=folder)
 
 
-@contextmanager
-def litellm(upstream: str) -> Iterator[str]:
+def litellm(upstream: str) -> AbstractContextManager[str]:
     """LiteLLM's proxy from PyPI, in a separate environment under build/."""
-    python, port, config = VENV / "bin/python", free_port(), VENV / "config.yaml"
+    python, config = VENV / "bin/python", VENV / "config.yaml"
     if not python.exists():
         print(f"installing {LITELLM} into {VENV}", file=sys.stderr)
         venv.create(VENV, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", LITELLM], check=True)
     params = {"model": "openai/m", "api_base": f"{upstream}/v1", "api_key": "x"}
     config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": params}]}))
-    command = [str(VENV / "bin/litellm"), "--config", str(config), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--num_workers", "1", "--telemetry", "False"]
-    env = {
+    command = [str(VENV / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1"]
+    variables = {
         "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         # without keys, as the others run here
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     }  # fmt: skip
-    with running(command, port, env) as url:
-        yield url
+    return serving(
+        [*command, "--num_workers", "1", "--telemetry", "False"], variables, ready=answers
+    )
 
 
 def turn(url: str, seconds: float, _: int) -> dict[str, float]:
     """Requests a second at 16 connections, each sending its next request after the response, and
     latencies in milliseconds."""
-    many, one = (_wrk(url, connections, seconds) for connections in (16, 1))
-    return {"requests_per_s": many["rate"], "p99_ms": many["99%"], "p50_ms_alone": one["50%"],
-            "p99_ms_alone": one["99%"], "not_200": many["failed"] + one["failed"]}  # fmt: skip
+    many, one = (wrk(url, connections, seconds) for connections in (16, 1))
+    values = many["rate"], many["99%"], one["50%"], one["99%"], many["failed"] + one["failed"]
+    return dict(zip(METRICS, values, strict=True))
 
 
-def _wrk(url: str, connections: int, seconds: float) -> dict[str, float]:
+def wrk(url: str, connections: int, seconds: float) -> dict[str, float]:
+    """What `wrk` prints: requests a second, two percentiles in milliseconds, other statuses."""
     headers = "".join(f"wrk.headers['{k}'] = '{v}'\n" for k, v in HEADERS.items())
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
         file.write(f"wrk.method = 'POST'\nwrk.body = '{CHAT.decode()}'\n{headers}")
@@ -127,11 +116,6 @@ def _wrk(url: str, connections: int, seconds: float) -> dict[str, float]:
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency"]
         command += ["--timeout", "10s", "-s", file.name, f"{url}{PATH}"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return parsed(text)
-
-
-def parsed(text: str) -> dict[str, float]:
-    """What `wrk` printed: requests a second, two percentiles in milliseconds, other statuses."""
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     times = re.findall(r"(50|99)%\s+([\d.]+)(us|ms|s)", text)
     if rate is None or len(times) != 2:
@@ -148,24 +132,23 @@ def main() -> None:
     parser.add_argument("--tib", type=Path, help="a built checkout of text-inference-batcher")
     parser.add_argument(
         "--litellm", action="store_true",
-        help=f"LiteLLM's proxy too; installs {LITELLM} into {VENV} on first use",
+        help=f"LiteLLM's proxy too; installs {LITELLM} into build/ on first use",
     )  # fmt: skip
     args = parser.parse_args()
     with ExitStack() as stack:
-        port, own = free_port(), free_port()
-        program = f"from benchmarks.router import serve_null; serve_null({port})"
-        null = stack.enter_context(running([sys.executable, "-c", program], port))
-        ours = [sys.executable, "-m", "router", f"--port={own}", f"--upstreams={null}"]
+        program = "import sys, benchmarks.router as it; it.serve_null(int(sys.argv[2]))"
+        null = stack.enter_context(serving([sys.executable, "-c", program], ready=answers))
+        ours = [sys.executable, "-m", "router", f"--upstreams={null}"]
         ours += ["--max-connect-per-upstream=10000"]
-        urls = {OURS: stack.enter_context(running(ours, own)), NULL: null}
+        urls = {OURS: stack.enter_context(serving(ours, ready=answers)), NULL: null}
         if args.tib:
-            tib = text_inference_batcher(args.tib, null)
+            port = stack.enter_context(free_port())
+            tib = text_inference_batcher(args.tib, null, port)
             urls["text-inference-batcher"] = stack.enter_context(tib)
         if args.litellm:
             urls["LiteLLM"] = stack.enter_context(litellm(null))
         sides = {name: partial(turn, url, args.seconds) for name, url in urls.items()}
-        keys = ("requests_per_s", "p99_ms", "p50_ms_alone", "p99_ms_alone", "not_200")
-        metrics = {key: itemgetter(key) for key in keys}
+        metrics = {metric: itemgetter(metric) for metric in METRICS}
         found = Experiment(sides, metrics, OURS).run(args.rounds)
     report([found], "Shared by load, proxy and upstream", args.out, "router")
 

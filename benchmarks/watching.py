@@ -21,18 +21,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from batching import BatchingManager
-from benchmarks.bare import GREEDY
+from benchmarks.bare import GREEDY, loaded
 from benchmarks.harness.report import options, report
+from benchmarks.harness.spent import Spent
 from client.experiment import Experiment
 from engine.inference import Inference
 from engine.iteration import Iteration, Wait
 from generate.modes import MODES, make_ledger
-from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from telemetry.stats import Stats
 from watch.frames import Hello
@@ -41,28 +40,11 @@ from watch.hub import Hub
 ROWS, TOKENS, PROMPT = 32, 64, 16
 
 
-class Spent:
-    """CPU time of the thread within some functions."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            start_s = time.thread_time()
-            try:
-                return function(*args)
-            finally:
-                self.seconds += time.thread_time() - start_s
-
-        return timed
-
-
 class Load:
     """A batch that is always full: each request that ends is replaced."""
 
     def __init__(self) -> None:
-        model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, ROWS))
+        model = loaded("embedded", "float32", ROWS)
         self.stats = Stats(time.perf_counter())
         self.manager = BatchingManager(Orca(), self.stats, max_batch_size=ROWS, max_waiting=ROWS)
         self.manager.serve(model, make_ledger("dynamic", model))
@@ -143,12 +125,11 @@ def main() -> None:
     }
     metrics = {"us_a_token": lambda seconds: seconds / (ROWS * TOKENS) * 1e6}
     found = Experiment(sides, metrics, "none").run(args.rounds)
-    spent = Spent()
-    complete = spent.within(Iteration.complete)
-    Iteration.complete = complete  # type: ignore[method-assign]
-    load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
+    spent, history = Spent(), load.manager.history
+    Iteration.complete = spent.over("records", Iteration.complete)  # type: ignore[method-assign]
+    history.add = spent.over("records", history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
-    share = spent.seconds / total_s
+    share = spent.seconds["records"] / total_s
     also = f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."
     report([found], "Viewers of the live page", args.out, "watching", also, records=share)
 

@@ -11,8 +11,7 @@ the same sizes. `alone` runs without the backlog. Ratios are relative to it, for
 requests of all rounds, with their confidence intervals, and `all` is the geometric mean over the
 shapes. `alone again` repeats `alone` at the other end of each round: the distance of its ratios
 from 1 is noise. The spare capacity is the rate of deferred requests alone minus the rate of
-immediate ones. What the curve allows is computed from the step times measured in the same round
-(benchmarks/deferred/points.py).
+immediate ones.
 """
 
 from __future__ import annotations
@@ -22,30 +21,40 @@ import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 
-import numpy as np
-
-from benchmarks.deferred.bench import SHORT, Bench, RealClock, Sizes
-from benchmarks.deferred.points import Cell, Measured, Point, Relative, points
-from benchmarks.deferred.sides import ALONE, BACKLOG, SHAPES, arrivals, policies
-from benchmarks.harness.report import machine, options, save, table
+from benchmarks.bare import loaded
+from benchmarks.deferred.play import (
+    ALONE,
+    BACKLOG,
+    SHAPES,
+    SHORT,
+    Bench,
+    Measured,
+    Sizes,
+    arrivals,
+    policies,
+)
+from benchmarks.deferred.points import Point, Relative, Turns, points
+from benchmarks.harness.report import file_name, here, options, save, table
 from client.experiment import Experiment
-from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 WARM_UP_S = 0.5
+STEPS = (1, 2, 4, 8, 16, 32)  # decodes
 COLUMNS = (
     "load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "
-    "| deferred tokens/s | of the spare capacity | of what the curve allows"
+    "| deferred tokens/s | of the spare capacity"
 )
 
 
-def measure(bench: Bench, args: argparse.Namespace) -> tuple[float, list[Cell]]:
+def measure(
+    bench: Bench, args: argparse.Namespace, predictor: Predictor
+) -> tuple[float, dict[tuple[str, float], Turns]]:
     """Tokens/s of deferred requests alone, and the measurements."""
-    predictor = Predictor()
     bench.play(Orca(), [], WARM_UP_S, BACKLOG, predictor, args.seed)
     only = bench.play(Orca(), [], args.calibrate, BACKLOG, predictor, args.seed)
     capacity = only.deferred_tokens_per_s / only.mean_output
@@ -64,14 +73,13 @@ def measure(bench: Bench, args: argparse.Namespace) -> tuple[float, list[Cell]]:
         return bench.play(every[name](own), times, args.seconds, backlog, own, seed)
 
     order = [*(name for name in every if name != ALONE[1]), ALONE[1]]
-    sides, cells = {name: partial(turn, name) for name in order}, []
-    for load in args.loads:
-        for shape in args.shapes:
-            experiment = Experiment(sides, {}, "alone", partial(work, shape, load))
-            turns = experiment.run(args.rounds, f"{shape} at {load:.0%}").turns
-            for number in range(args.rounds):
-                cells.append(Cell(shape, load, {name: turns[name][number] for name in every}))
-    return only.deferred_tokens_per_s, cells
+    sides = {name: partial(turn, name) for name in order}
+    found: dict[tuple[str, float], Turns] = {}
+    for load, shape in product(args.loads, args.shapes):
+        experiment = Experiment(sides, {}, "alone", partial(work, shape, load))
+        turns = experiment.run(args.rounds, f"{shape} at {load:.0%}").turns
+        found[shape, load] = {name: turns[name] for name in every}
+    return only.deferred_tokens_per_s, found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,39 +97,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    defaults = (4, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
+    embedded = args.model == "embedded"
+    defaults = (4, 4.0, 10.0) if embedded else (1, 10.0, 30.0)
     for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
-    model = load_model(LoadOptions("dynamic", args.model, args.device, args.dtype, 0, args.limit))
-    model.warm_up()
-    sizes = Sizes() if args.model == "embedded" else SHORT
-    clock = RealClock()
-    bench = Bench(model, model.vocab_size, clock, args.limit, sizes)
-    only, cells = measure(bench, args)
-    name = "deferred" if args.model == "embedded" else f"deferred-{args.model.split(':')[-1]}"
+    model = loaded(args.model, args.dtype, args.limit, device=args.device)
+    sizes, predictor = Sizes() if embedded else SHORT, Predictor()
+    only, turns = measure(Bench(model, model.vocab_size, args.limit, sizes), args, predictor)
     title = (
         f"{args.model}, {args.dtype}, batch limit {args.limit}, prompts of {sizes.prompt[0]} to "
         f"{sizes.prompt[1]} tokens, {sizes.output[0]} out on average, {args.rounds} rounds of "
         f"{args.seconds:g} s"
     )
-    found = points(cells, only, args.factors, args.limit)
-    curves = [cell.curve() for cell in cells]
-    step_ms = {
-        n: 1000 * float(np.median([c.seconds(Work(n, n, n, 64 * n, 64 * n)) for c in curves]))
-        for n in (1, 2, 4, 8, 16, 32)
-    }
-    r2 = float(np.median([curve.r2 for curve in curves]))
+    found = points(turns, only)
+    step_ms = {n: 1000 * (predictor.seconds(Work(n, n, n, 64 * n, 64 * n)) or 0.0) for n in STEPS}
     times = ", ".join(f"{ms:.1f}" for ms in step_ms.values())
-    rows = [row(point) for point in found if point.policy != "alone"]
     card = (
-        f"{title}, on {machine()}. Deferred requests alone: {only:.0f} tokens/s. Step time at 1, "
-        f"2, 4, 8, 16, 32 decodes of 64 tokens: {times} ms (R2 {r2:.3f}).\n\n{table(COLUMNS, rows)}"
+        f"{title}, on {here()}. Deferred requests alone: {only:.0f} tokens/s. Step time at "
+        f"{', '.join(map(str, STEPS))} decodes of 64 tokens: {times} ms.\n\n"
+        f"{table(COLUMNS, [row(point) for point in found if point.policy != 'alone'])}"
     )
     figures = {
-        "title": title, "deferred_only_tokens_per_s": only, "step_ms": step_ms, "r2": r2,
+        "title": title, "deferred_only_tokens_per_s": only, "step_ms": step_ms,
         "points": [asdict(point) for point in found],
     }  # fmt: skip
+    name = "deferred" if embedded else f"deferred-{file_name(args.model.split(':')[-1])}"
     save(figures, card, args.out, name)
 
 
@@ -130,7 +131,6 @@ def row(p: Point) -> tuple[str, ...]:
         f"{p.load:.0%}", p.shape, p.policy, f"{p.requests}", f"{p.ttft_p50.value:.2f}",
         _told(p.ttft_p99), f"{p.tpot_p50.value:.2f}", _told(p.tpot_p99),
         f"{p.deferred_tokens_per_s:.0f}", f"{p.of_spare:.0%}",
-        "" if p.of_allowed is None else format(p.of_allowed, ".0%"),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import platform
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,40 +54,29 @@ def options(
     return parser
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine that measured a figure."""
-
-    cpu: str
-    cores: int
-    memory_gib: float
-    gpu: str | None
-    torch: str
-    python: str
-
-    def __str__(self) -> str:
-        return f"{self.cpu}, {self.cores} cores, torch {self.torch}"
+def machine() -> dict[str, Any]:
+    """The machine that measures a figure."""
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
-def machine() -> Machine:
-    return Machine(
-        cpu=cpu_name(),
-        cores=len(os.sched_getaffinity(0)),
-        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        torch=torch.__version__,
-        python=platform.python_version(),
-    )
+def here() -> str:
+    """In words."""
+    return "{cpu}, {cores} cores, torch {torch}".format(**machine())
 
 
 def cpu_name() -> str:
-    """The processor from /proc/cpuinfo, with its family and model if the name is vague."""
-    fields: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name", platform.processor())
-    return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
+    """With its family and model, since the name may be vague."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    of = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = of.get("model name", platform.processor())
+    return f"{name} (family {of.get('cpu family', '?')}, model {of.get('model', '?')})"
 
 
 def rows_of(found: Found) -> list[dict[str, Any]]:
@@ -113,7 +102,7 @@ def table_of(found: Sequence[Found]) -> str:
         (
             *one.experiment.of.values(), side,
             *(number(median(one.figures(side, metric))) for metric in first.metrics),
-            "" if side == one.experiment.to else ratio_of(one, side).told(3),
+            "" if side == one.experiment.to else format(ratio_of(one, side), ".3f"),
         )
         for one in found
         for side in one.experiment.sides
@@ -134,7 +123,7 @@ def report(
 ) -> None:
     """Experiments with the same columns, as one table and one list of rows; ``also`` stands below
     the table, and ``more`` beside the rows. Otherwise as `save`."""
-    card = f"{title}, on {machine()}\n\n{table_of(found)}{also and f'{chr(10) * 2}{also}'}"
+    card = f"{title}, on {here()}\n\n{table_of(found)}{also and f'{chr(10) * 2}{also}'}"
     save({**more, "results": [row for one in found for row in rows_of(one)]}, card, out, name)
 
 
@@ -145,7 +134,7 @@ def save(figures: dict[str, Any], card: str, out: Path | None, name: str) -> Non
     """
     others = round(COMPANY.cores(), 3)
     figures = {
-        "machine": asdict(machine()),
+        "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),
         "cores_of_others": others,
         **figures,

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import psutil
+from client.load.machine import ROOT
+from client.load.servers.processes import launched
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 300.0
-END_S = 60.0
+USERS = ("EB_", "API_KEY", "UPSTREAMS", "TIB_", "LD_PRELOAD")  # settings that change a server
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def server(model: str, dtype: str, limit: int, *options: str) -> Iterator[str]:
-    """`./server.sh dynamic --policy orca`, as the bare loop, on a free port; its URL."""
-    port = free_port()
-    command = [
-        str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
-        "--dtype", dtype, "--max-batch-size", str(limit), "--prefix-caching", "false",
-        "--policy", "orca",
-        *options,
-    ]  # fmt: skip
-    # the user's environment must not change the measured server
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("EB_") and name != "API_KEY"
-    }
-    with serving(command, environment | {"EB_PYTHON": sys.executable}, port):
-        yield f"http://127.0.0.1:{port}"
+def cleared(variables: Mapping[str, str], *also: str) -> list[str]:
+    """The beginning of a command that runs with these variables and without the user's settings,
+    those whose names begin with ``also`` included."""
+    unset = [f"--unset={name}" for name in os.environ if name.startswith((*USERS, *also))]
+    return ["env", *unset, *(f"{name}={value}" for name, value in variables.items())]
 
 
 def healthy(url: str) -> bool:
@@ -58,34 +36,34 @@ def healthy(url: str) -> bool:
 @contextmanager
 def serving(
     command: Sequence[str],
-    environment: Mapping[str, str],
-    port: int,
+    variables: Mapping[str, str] | None = None,
+    *,
+    port: int | None = None,
     ready: Callable[[str], bool] = healthy,
-    cwd: str | None = None,
-) -> Iterator[int]:
-    """Runs a server; its process id, once ``ready`` says so of its URL.
-
-    RuntimeError, with the end of its log, if it does not start.
-    """
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=log
-        )
-        try:
-            deadline_s = time.monotonic() + START_S
-            while not ready(f"http://127.0.0.1:{port}"):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    log.seek(0)
-                    said = log.read()[-2000:]
-                    raise RuntimeError(f"{' '.join(command)} did not start:\n{said}")
+    cwd: Path = ROOT,
+) -> Iterator[str]:
+    """Runs ``command --port P``; its URL, once ``ready`` says so of it. RuntimeError, with the end
+    of its log, if it does not start."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = ["env", f"--chdir={cwd.resolve()}", *cleared(variables or {}), *command]
+        with launched(whole, "server", Path(folder) / "log", port=port) as started:
+            url, process = started.target.url, started.process
+            give_up_s = time.monotonic() + START_S
+            while not ready(url):
+                if process is None or process.poll() is not None or time.monotonic() > give_up_s:
+                    raise RuntimeError(f"{' '.join(command)}: {started.failure()}")
                 time.sleep(0.1)
-            yield process.pid
-        finally:
-            alive = process.poll() is None
-            started = psutil.Process(process.pid).children(True) if alive else []
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            psutil.wait_procs(started, END_S)
+            yield url
+
+
+def served(mode: str, model: str, limit: int, *options: str) -> AbstractContextManager[str]:
+    """`./server.sh MODE` by this Python, with this batch limit; its URL."""
+    named = "--model-id" if mode == "launcher" else "--model"
+    command = [str(ROOT / "server.sh"), mode, named, model, "--max-batch-size", str(limit)]
+    return serving([*command, *options], {"EB_PYTHON": sys.executable})
+
+
+def server(model: str, dtype: str, limit: int, *options: str) -> AbstractContextManager[str]:
+    """The dynamic mode under the policy `orca`, as the bare loop."""
+    own = ("--dtype", dtype, "--prefix-caching", "false", "--policy", "orca")
+    return served("dynamic", model, limit, *own, *options)

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from client.analysis.statistics import Interval, paired_ratio
-from client.experiment import Experiment, Found
-
-Side = TypeVar("Side")
-Figure = TypeVar("Figure")
-
-
-def in_turns(
-    sides: Mapping[Side, Callable[[], Figure]], rounds: int, shown: str | None = None
-) -> dict[Side, list[Figure]]:
-    """An experiment's turns, one per round and side, whose figures are computed elsewhere."""
-    names = {str(number): side for number, side in enumerate(sides)}
-    turns = {name: (lambda _, side=side: sides[side]()) for name, side in names.items()}
-    found = Experiment(turns, {}, "").run(rounds, shown).turns
-    return {names[name]: figures for name, figures in found.items()}
+from client.experiment import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +24,15 @@ class Ratio(Interval):
         certain = self.low is not None and self.high is not None and not self.low <= 1 <= self.high
         return not certain or max(self.value, 1 / self.value) <= self.drift
 
-    def told(self, digits: int = 2) -> str:
-        """The value, its interval, and whether it is a tie."""
-        return f"{self:.{digits}f}{', a tie' * (self.low is not None and self.tie)}"
-
-    __str__ = told
-
     def __format__(self, spec: str) -> str:
-        """The value and its interval, both in this format of a number; else as `str` does."""
-        if not spec:
-            return str(self)
-        value = format(self.value, spec)
+        """The value and its interval, both in this format of a number, and whether it is a tie."""
         if self.low is None or self.high is None:
-            return f"{value}, one round: no interval"
-        return f"{value} [{format(self.low, spec)}, {format(self.high, spec)}]"
+            return f"{format(self.value, spec)}, one round: no interval"
+        told = [format(value, spec) for value in (self.value, self.low, self.high)]
+        return f"{told[0]} [{told[1]}, {told[2]}]{', a tie' * self.tie}"
+
+    def __str__(self) -> str:
+        return format(self, ".2f")
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:

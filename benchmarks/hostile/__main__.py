@@ -3,66 +3,41 @@
     python -m benchmarks.hostile [--through server router] [--kinds ...]
 
 Each client is a process of its own, and so is the neighbour. The kinds take turns with the
-neighbour alone, directly and through a router; ratios are taken within a round. `ordinary streams`
-are four clients that are not hostile: what they take is the price of sharing. A kind is harmless
-that leaves at least half. What hostile constraints do is measured in process:
+neighbour alone, directly and then through a router; ratios are taken within a round. `ordinary
+streams` are four clients that are not hostile: what they take is the price of sharing. A kind is
+harmless that leaves at least half. What hostile constraints do is measured in process:
 `python -m benchmarks.hostile.grammars`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import statistics
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 
-from benchmarks.harness.report import machine, options, save, table
-from benchmarks.harness.servers import ROOT, free_port, healthy, server, serving
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.harness.report import options, report, table
+from benchmarks.harness.servers import server, serving
 from benchmarks.hostile.clients import KINDS
+from client.experiment import Experiment, Found
 from client.load.http.target import parse_target
+from client.load.machine import ROOT
 from client.load.servers.stats import settled_stats
+from client.load.workers import Crew
+from client.workloads.workload_file import Request, seal
 
 CLIENTS = 4
-SECONDS = 3.0
-TOKENS = 100  # of each of the neighbour's streams
+TOKENS, MOST = 100, 1000  # of each of the neighbour's streams; streams
 ALONE = "alone"
 THROUGH = ("server", "router")
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The neighbour's tokens a second, by round, and what the hostile clients were answered."""
-
-    through: str
-    beside: str
-    tokens_per_s: list[float]
-    answers: dict[str, int]
-    to_alone: Ratio
+Answers = Counter[str]  # by status
 
 
 @contextmanager
-def routed(url: str) -> Iterator[str]:
-    """A router before this server; its URL."""
-    port = free_port()
-    command = [
-        sys.executable, "-m", "router", f"--port={port}", f"--upstreams={url}",
-        "--max-connect-per-upstream=32",
-    ]  # fmt: skip
-    named = ("API_KEY", "UPSTREAMS", "TIB_", "EB_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(named)}
-    with serving(command, environment, port, healthy, str(ROOT)):
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
-def hostile(url: str, kind: str, answers: Counter[str]) -> Iterator[None]:
+def hostile(url: str, kind: str, answers: Answers) -> Iterator[None]:
     """So many clients of this kind; their answers are counted at the end."""
     command = [sys.executable, "-m", "benchmarks.hostile.clients", url, kind]
     clients = [
@@ -83,20 +58,15 @@ def hostile(url: str, kind: str, answers: Counter[str]) -> Iterator[None]:
 
 def neighbour(url: str, seconds: float) -> float:
     """Tokens a second. None counts as one token, since a ratio needs a positive figure."""
-    body = {
-        "model": "embedded", "prompt": "def f(x):\n", "max_tokens": TOKENS, "stream": True,
-        "ignore_eos": True, "seed": 1, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    told = {"url": f"{url}/v1/completions", "bodies": [body], "seconds": seconds}
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.http.client"],
-        input=json.dumps(told), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    received = json.loads(ran.stdout)
-    return max(1, int(received["tokens"])) / float(received["seconds"])
+    stream = Request(None, "def f(x):\n", None, TOKENS, "immediate", None, seed=1)
+    workload = seal({}, [stream] * MOST, seconds, steady=False, users=1)
+    with Crew() as crew:
+        target = parse_target(f"openai+{url}?model=embedded&ignore_eos=true")
+        run = crew.play(workload, target, drain_s=seconds)
+    return max(1, sum(n for o in run.outcomes for _, n in o.deliveries)) / run.wall_s
 
 
-def turn(served: str, url: str, kind: str, seconds: float, answers: Counter[str]) -> float:
+def turn(served: str, url: str, kind: str, seconds: float, answers: Answers, _: int) -> float:
     """The next turn begins once nothing of this one waits or runs."""
     if kind == ALONE:
         kept = neighbour(url, seconds)
@@ -109,48 +79,46 @@ def turn(served: str, url: str, kind: str, seconds: float, answers: Counter[str]
 
 def measure(
     through: Sequence[str], kinds: Sequence[str], rounds: int, seconds: float
-) -> list[Kept]:
-    sides = [(way, kind) for way in through for kind in (ALONE, *kinds)]
-    answers: dict[tuple[str, str], Counter[str]] = {side: Counter() for side in sides}
-    with server("embedded", "float32", 32, "--policy", "stall-free") as url, routed(url) as router:
-        ways = {"server": url, "router": router}
-        turns = {
-            (way, kind): partial(turn, url, ways[way], kind, seconds, answers[way, kind])
-            for way, kind in sides
-        }
-        found = in_turns(turns, rounds, shown="hostile")
-    return [
-        Kept(*side, found[side], dict(answers[side]), ratio(found[side], found[side[0], ALONE]))
-        for side in sides
-    ]
+) -> list[tuple[Found, dict[str, Answers]]]:
+    """Each way's turns, and what the clients of a kind were answered."""
+    measured = []
+    router = [sys.executable, "-m", "router", "--max-connect-per-upstream=32"]
+    with (
+        server("embedded", "float32", 32, "--policy", "stall-free") as url,
+        serving([*router, f"--upstreams={url}"]) as routed,
+    ):
+        ways = {"server": url, "router": routed}
+        for way in through:
+            answers = {kind: Answers() for kind in (ALONE, *kinds)}
+            sides = {
+                k: partial(turn, url, ways[way], k, seconds, told) for k, told in answers.items()
+            }
+            experiment = Experiment(sides, {"tokens_per_s": float}, ALONE, of={"through": way})
+            measured.append((experiment.run(rounds, f"through the {way}"), answers))
+    return measured
 
 
-def card(results: Sequence[Kept], seconds: float) -> str:
-    rows = [
-        (
-            kept.through, kept.beside, f"{statistics.median(kept.tokens_per_s):.0f}",
-            "" if kept.beside == ALONE else format(kept.to_alone, ".2f"),
-            ", ".join(f"{n} x {status or 'none'}" for status, n in sorted(kept.answers.items())),
-        )
-        for kept in results
-    ]  # fmt: skip
-    told = (
-        f"Tokens a second of a neighbour beside {CLIENTS} hostile clients, {seconds:g} s a turn; "
-        f"embedded model, {machine()}, clients included"
-    )
-    columns = "through | beside | tokens/s: | to alone: | the clients' answers"
-    return f"{told}\n\n{table(columns, rows)}"
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("--through", nargs="+", choices=THROUGH, default=THROUGH)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a turn (default: 3)")
-    args = parser.parse_args()
-    results = measure(args.through, args.kinds, args.rounds, args.seconds)
-    figures = {"seconds": args.seconds, "results": [asdict(kept) for kept in results]}
-    save(figures, card(results, args.seconds), args.out, "neighbours")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn (default: 3)")
+    args = parser.parse_args(argv)
+    measured = measure(args.through, args.kinds, args.rounds, args.seconds)
+    answers = [
+        (found.experiment.of["through"], kind, ", ".join(f"{n} x {s or 'none'}" for s, n in told))
+        for found, of_kinds in measured
+        for kind, counted in of_kinds.items()
+        if (told := sorted(counted.items()))
+    ]
+    title = (
+        f"Tokens a second of a neighbour beside {CLIENTS} hostile clients, {args.seconds:g} s a "
+        "turn; embedded model, clients included"
+    )
+    report(
+        [found for found, _ in measured], title, args.out, "neighbours",
+        table("through | side | the clients' answers", answers), answers=answers,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

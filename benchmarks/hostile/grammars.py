@@ -15,19 +15,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from batching import BatchingManager
-from benchmarks.bare import Tally
-from benchmarks.constraints import costly, hostile
-from benchmarks.harness.report import options, save, table
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.bare import Tally, loaded
+from benchmarks.harness.report import options, report
+from benchmarks.hostile.constraints import costly, hostile
+from client.experiment import Experiment, Found
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
-from model import DTYPES, LoadOptions, load_model
+from model import DTYPES
 from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
@@ -45,11 +45,17 @@ Others = Sequence[Constraint | None]  # of the requests beside the streams; None
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    beside: str
-    p50_ms: list[float]  # between two tokens of a stream, by round
-    p99_ms: list[float]
-    served: int  # of those beside the streams, in the last round
+    gaps_s: Sequence[float]  # between two tokens of a stream
+    served: int  # of those beside the streams
     failed: int  # by their constraint, after they were accepted
+
+
+METRICS: dict[str, Callable[[Result], float]] = {
+    "p99_ITL_ms": lambda result: 1000 * float(np.percentile(result.gaps_s, 99)),
+    "p50_ITL_ms": lambda result: 1000 * float(np.percentile(result.gaps_s, 50)),
+    "served": lambda result: result.served,
+    "failed": lambda result: result.failed,
+}
 
 
 def accepted(
@@ -66,17 +72,12 @@ def accepted(
 
 
 def run(
-    model: Executor,
-    grammars: Grammars,
-    prompt: Sequence[int],
-    others: Others,
-    tokens: int,
-    name: str,
+    model: Executor, prompt: Sequence[int], tokens: int, grammars: Grammars, others: Others
 ) -> Result:
     manager = BatchingManager(Orca(), tally := Tally(), max_batch_size=96, max_waiting=96)
     manager.serve(model, make_ledger("dynamic", model))
     model.grammars = grammars
-    gaps: list[float] = []
+    gaps_s: list[float] = []
     last_s = [0.0] * STREAMS
     streams = [Inference(prompt, tokens, Sampling(seed=i), 0.0) for i in range(STREAMS)]
     beside: list[Inference] = []
@@ -96,18 +97,17 @@ def run(
                     beside.append(Inference(prompt, BESIDE_TOKENS, sampling, now_s))
                     manager.enqueue(beside[-1])
             manager.step(MODES["dynamic"].lay_out, time.perf_counter)
-            gaps += list(_gaps(streams, last_s))
+            gaps_s += _gaps_s(streams, last_s)
         for future in waiting or ():
             future.cancel()
     manager.abort("the streams have ended")
     while not manager.drained:
         manager.step(MODES["dynamic"].lay_out, time.perf_counter)
     failed = sum(i.cause == "constraint" for i in beside)
-    p50, p99 = (1000 * float(np.percentile(gaps, p)) for p in (50, 99))
-    return Result(name, [p50], [p99], len(beside) - failed, failed)
+    return Result(gaps_s, len(beside) - failed, failed)
 
 
-def _gaps(streams: Sequence[Inference], last_s: list[float]) -> Iterator[float]:
+def _gaps_s(streams: Sequence[Inference], last_s: list[float]) -> Iterator[float]:
     for i, stream in enumerate(streams):
         now_s = stream.last_token_s
         if now_s is not None and now_s != last_s[i]:
@@ -116,82 +116,41 @@ def _gaps(streams: Sequence[Inference], last_s: list[float]) -> Iterator[float]:
             last_s[i] = now_s
 
 
-def measure(
-    name: str, dtype: str, rounds: int, tokens: int = TOKENS
-) -> list[tuple[Result, Result, Ratio]]:
-    """Of each kind: beside hostile requests, beside as many ordinary ones, and p99 to p99."""
-    model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, 96))
-    model.warm_up()
-    tokenizer = load_tokenizer(name)
-    prompt = tokenizer.encode("def main():\n    return")
+def measure(name: str, dtype: str, rounds: int, tokens: int = TOKENS) -> list[Found]:
+    """Of each kind: beside hostile requests, and beside as many ordinary ones as are served."""
+    model, tokenizer = loaded(name, dtype, 96), load_tokenizer(name)
+    play = partial(run, model, tokenizer.encode("def main():\n    return"), tokens)
 
-    def hard_to_compile() -> Result:
+    def hard_to_compile(_: int) -> Result:
         grammars = Grammars(lambda: tokenizer)  # compiled again in every round
         grammars.compile(ORDINARY)  # as in a server that has served some
-        others = list(map(hostile, range(HOSTILE)))
-        return run(model, grammars, prompt, others, tokens, "hard to compile")
+        return play(grammars, list(map(hostile, range(HOSTILE))))
 
-    def costly_masks() -> Result:
+    def costly_masks(_: int) -> Result:
         grammars, others = Grammars(lambda: tokenizer), list(map(costly, range(COSTLY)))
         for constraint in others:
             grammars.compile(constraint)
-        return run(model, grammars, prompt, others, tokens, "costly masks")
+        return play(grammars, others)
 
-    return [
-        compared(
-            kind, partial(run, model, Grammars(lambda: tokenizer), prompt, tokens=tokens), rounds
-        )
-        for kind in (hard_to_compile, costly_masks)
-    ]
+    def found(what: str, side: Callable[[int], Result]) -> Found:
+        served = side(0).served
+        sides = {
+            "hostile": side,
+            "ordinary": lambda _: play(Grammars(lambda: tokenizer), [None] * served),
+        }
+        return Experiment(sides, METRICS, "ordinary", of={"constraints": what}).run(rounds)
 
-
-def compared(
-    kind: Callable[[], Result], beside: Callable[..., Result], rounds: int
-) -> tuple[Result, Result, Ratio]:
-    served = kind().served
-    ordinary = partial(beside, others=[None] * served, name="ordinary requests")
-    sides: dict[str, Callable[[], Result]] = {"hostile": kind, "ordinary": ordinary}
-    found = in_turns(sides, rounds)
-    hostile, ordinary_ = (
-        Result(
-            ran[-1].beside,
-            [one.p50_ms[0] for one in ran],
-            [one.p99_ms[0] for one in ran],
-            ran[-1].served,
-            ran[-1].failed,
-        )
-        for ran in found.values()
-    )
-    return hostile, ordinary_, ratio(hostile.p99_ms, ordinary_.p99_ms)
+    return [found("hard to compile", hard_to_compile), found("costly masks", costly_masks)]
 
 
-def card(results: Sequence[tuple[Result, Result, Ratio]]) -> str:
-    rows = [
-        (
-            r.beside, r.served, r.failed, f"{float(np.median(r.p50_ms)):.1f}",
-            f"{float(np.median(r.p99_ms)):.1f}", f"{to_ordinary:.2f}" if r is hostile else "",
-        )
-        for hostile, ordinary, to_ordinary in results
-        for r in (hostile, ordinary)
-    ]  # fmt: skip
-    columns = "beside | served: | failed: | p50 ITL, ms: | p99 ITL, ms: | p99 to ordinary:"
-    told = (
-        f"{STREAMS} streams beside {HOSTILE} constraints that are hard to compile, {COSTLY} whose "
-        "masks take long, or as many requests as are served of these"
-    )
-    return f"{told}\n\n{table(columns, rows)}"
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     known = ["auto", *DTYPES]
-    parser = options(__doc__, model="smollm2", dtype="auto", known_dtypes=known)
-    args = parser.parse_args()
-    results = measure(args.model, args.dtype, args.rounds)
-    figures = [
-        {"hostile": asdict(hostile), "ordinary": asdict(ordinary), "p99": asdict(p99)}
-        for hostile, ordinary, p99 in results
-    ]
-    save({"results": figures}, card(results), args.out, "hostile")
+    args = options(__doc__, model="smollm2", dtype="auto", known_dtypes=known).parse_args(argv)
+    title = (
+        f"{args.model}: {STREAMS} streams beside {HOSTILE} constraints that are hard to compile, "
+        f"{COSTLY} whose masks take long, or as many requests as are served of these"
+    )
+    report(measure(args.model, args.dtype, args.rounds), title, args.out, "hostile")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import gc
 
-from benchmarks.bare import POLICY_OF, offline_work, run_bare
+from benchmarks.bare import POLICY_OF, loaded, offline_work, run_bare
 from benchmarks.harness.report import options
 from benchmarks.harness.servers import server
 from benchmarks.http.client import Received
 from benchmarks.http.streams import compare, stream_all
-from model import LoadOptions, load_model
 from text.vocabulary import load_tokenizer
 
 
@@ -30,8 +29,7 @@ def main() -> None:
     work = offline_work(load_tokenizer(args.model).vocab_size, args.streams)
 
     def bare() -> Received:
-        model = load_model(LoadOptions("dynamic", args.model, "auto", args.dtype, 0, limit))
-        model.warm_up()
+        model = loaded(args.model, args.dtype, limit, device="auto")
         run = run_bare(model, POLICY_OF["dynamic"](), "dynamic", work, limit)
         del model
         gc.collect()  # frees its memory before the server starts
@@ -41,13 +39,9 @@ def main() -> None:
         with server(args.model, args.dtype, limit) as url:
             return stream_all(url, args.model, [(job.prompt, job.output_tokens) for job in work])
 
-    compare(
-        f"{args.model}, {args.streams} streams, batch limit {limit}",
-        {args.dtype: {"over HTTP": over_http, "bare loop": bare}},
-        args.rounds,
-        args.out,
-        f"streams-{args.model.replace(':', '-')}",
-    )
+    title = f"{args.model}, {args.streams} streams, batch limit {limit}"
+    sides = {args.dtype: {"over HTTP": over_http, "bare loop": bare}}
+    compare(title, sides, args.rounds, args.out, f"streams-{args.model.replace(':', '-')}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
     python -m benchmarks.http.client < LOAD.json        # {"url": ..., "bodies": [...]}
 
-With "seconds" they are sent again and again for so long.
-
 It shares the machine's cores with the measured server, so it does as little as possible: it reads,
 counts events, and parses only the last one, which holds the usage. Bodies ask for a stream with
 usage. Neither torch nor the engine is imported.
@@ -74,13 +72,6 @@ class _Stream(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def cut(self) -> int:
-        """Ends it; the events that came of a stream that had not ended."""
-        if self.ended.done():
-            return 0
-        self._transport.abort()
-        return self.events
-
     @property
     def tokens(self) -> int:
         """Generated tokens from the server's usage; 0 if the stream did not end."""
@@ -88,9 +79,8 @@ class _Stream(asyncio.BufferedProtocol):
         return int(found[-1]) if found and b"data: [DONE]" in self.tail else 0
 
 
-async def load(url: str, bodies: list[dict[str, Any]], within_s: float | None = None) -> Received:
-    """All connections first, then all requests at once. What has not ended ``within_s`` is cut, and
-    each of its events counts as a token."""
+async def load(url: str, bodies: list[dict[str, Any]]) -> Received:
+    """All connections first, then all requests at once."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
     streams = []
@@ -110,14 +100,13 @@ async def load(url: str, bodies: list[dict[str, Any]], within_s: float | None = 
     start_s = time.perf_counter()
     for stream in streams:
         stream.send()
-    await asyncio.wait([stream.ended for stream in streams], timeout=within_s)
-    cut = sum(stream.cut() for stream in streams)
+    await asyncio.gather(*(stream.ended for stream in streams))
     seconds = time.perf_counter() - start_s
     lost = [s for s, body in zip(streams, bodies, strict=True) if s.tokens != body["max_tokens"]]
     return Received(
         streams=len(streams),
         lost=len(lost),
-        tokens=cut + sum(stream.tokens for stream in streams),
+        tokens=sum(stream.tokens for stream in streams),
         events=sum(stream.events for stream in streams),
         seconds=seconds,
         first_loss=(lost[0].head + b" ... " + lost[0].tail).decode(errors="replace")[:2000]
@@ -126,28 +115,9 @@ async def load(url: str, bodies: list[dict[str, Any]], within_s: float | None = 
     )
 
 
-async def repeated(url: str, bodies: list[dict[str, Any]], seconds: float) -> Received:
-    """Loads until the time is up."""
-    start_s = time.perf_counter()
-    total = Received(0, 0, 0, 0, 0.0)
-    while (left_s := start_s + seconds - time.perf_counter()) > 0:
-        one = await load(url, bodies, left_s)
-        total = Received(
-            total.streams + one.streams,
-            total.lost + one.lost,
-            total.tokens + one.tokens,
-            total.events + one.events,
-            time.perf_counter() - start_s,
-            total.first_loss or one.first_loss,
-        )
-    return total
-
-
 def main() -> None:
     given = json.load(sys.stdin)
-    url, bodies, seconds = given["url"], given["bodies"], given.get("seconds")
-    loaded = load(url, bodies) if seconds is None else repeated(url, bodies, seconds)
-    print(json.dumps(asdict(asyncio.run(loaded))))
+    print(json.dumps(asdict(asyncio.run(load(given["url"], given["bodies"])))))
 
 
 if __name__ == "__main__":

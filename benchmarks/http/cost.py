@@ -16,59 +16,27 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from flask import Flask, jsonify
 
 from app import create_app
-from benchmarks.harness.report import machine, options, save, table
-from benchmarks.harness.servers import ROOT, free_port, serving
+from benchmarks.harness.report import here, options, save, table
+from benchmarks.harness.servers import serving
 from benchmarks.http.streams import stream_all
-from runtime.executor import ModelInfo
-from seams import Opening, Outcome, Step
+from benchmarks.no_model import NoModel
+from client.load.servers.processes import free_port
 from serving.config import Config
 
 TOKENS = 400  # of each stream
 RATE = "COST_RATE"  # variable of the server's process
 THREADS = ("engine", "writer")  # by name; all others count together
-
-
-class Paced(NamedTuple):
-    """An iteration that ends at a time."""
-
-    outcome: Outcome
-    end_s: float
-
-    def result(self) -> Outcome:
-        time.sleep(max(0.0, self.end_s - time.perf_counter()))
-        return self.outcome
-
-
-class NoNetwork:
-    """Computes nothing: a token is a letter, and iterations follow one another as on a GPU."""
-
-    context, block_tokens, num_blocks, vocab_size, lost = 1 << 16, 16, 1 << 16, 1 << 17, None
-    info = ModelInfo("nothing", 0, "none", "cuda", None, {}, batch_invariant=True)
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._end_s = rate, 0.0
-
-    def warm_up(self) -> None:
-        pass
-
-    def open(self, new: Sequence[Opening]) -> None:
-        pass
-
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Paced:
-        self._end_s = max(self._end_s, time.perf_counter()) + len(steps) / self._rate
-        tokens = [[65 + step.start % 26] if step.draw else [] for step in steps]
-        return Paced(Outcome(tokens, len(steps), len(steps) / self._rate), self._end_s)
+COLUMNS = (*THREADS, "others", "all")
 
 
 def make_app() -> Flask:
     """For gunicorn: a server that also returns the CPU seconds of its threads."""
-    app = create_app(load=lambda config: NoNetwork(float(os.environ[RATE])))
+    app = create_app(load=lambda config: NoModel(1 << 16, 1 << 20, float(os.environ[RATE])))
 
     @app.get("/cpu")
     def cpu() -> Any:
@@ -81,18 +49,18 @@ def make_app() -> Flask:
 
 def measure(streams: int, rate: float) -> tuple[int, float, float, dict[str, float]]:
     """Streams, tokens a second, events for each token, and the us that each took, by thread."""
-    port = free_port()
-    asked = ["dynamic", "--port", str(port), "--model", "embedded", "--max-batch-size"]
-    config = Config.from_args([*asked, str(streams), "--policy", "orca"])
-    command = [sys.executable, "-m", "gunicorn", "-c", "api/http/gunicorn_conf.py"]
-    own = {**os.environ, **config.as_environment(), RATE: str(rate)}
+    program = "import sys; from gunicorn.app.wsgiapp import run; del sys.argv[-2:]; run()"
+    command = [sys.executable, "-c", program, "-c", "api/http/gunicorn_conf.py"]
     work = [([1, 2], TOKENS)] * streams
-    with serving([*command, "benchmarks.http.cost:make_app()"], own, port, cwd=str(ROOT)):
-        url = f"http://127.0.0.1:{port}"
-        stream_all(url, "embedded", work[:2])
-        before = _seconds(url)
-        received = stream_all(url, "embedded", work)
-        after = _seconds(url)
+    with free_port() as port:
+        asked = ["dynamic", "--port", str(port), "--model", "embedded", "--policy", "orca"]
+        config = Config.from_args([*asked, "--max-batch-size", str(streams)])
+        own = {**config.as_environment(), RATE: str(rate)}
+        with serving([*command, "benchmarks.http.cost:make_app()"], own, port=port) as url:
+            stream_all(url, "embedded", work[:2])
+            before = _seconds(url)
+            received = stream_all(url, "embedded", work)
+            after = _seconds(url)
     took = {name: 1e6 * (after[name] - before[name]) / received.tokens for name in after}
     took["others"] = took["all"] - sum(took[name] for name in THREADS)
     return streams, received.tokens / received.seconds, received.events / received.tokens, took
@@ -114,12 +82,9 @@ def main() -> None:
         (streams, f"{speed:.0f}", f"{events:.2f}", *(f"{took[name]:.1f}" for name in COLUMNS))
         for streams, speed, events, took in found
     ]
-    head = f"us of CPU a streamed token, {TOKENS} tokens a stream; {machine()}"
+    head = f"us of CPU a streamed token, {TOKENS} tokens a stream; {here()}"
     shown = table("streams: | tokens/s: | events | engine: | writer: | others: | all:", rows)
     save({"rate": args.rate, "results": found}, f"{head}\n\n{shown}", args.out, "cost")
-
-
-COLUMNS = (*THREADS, "others", "all")
 
 
 if __name__ == "__main__":

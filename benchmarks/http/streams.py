@@ -3,52 +3,22 @@ sides that serve it in turns."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import random
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.bare import Job, offline_work
 from benchmarks.harness.report import report
-from benchmarks.harness.servers import ROOT
 from benchmarks.http.client import Received
 from client.experiment import Experiment
-from text.tokenizer import Tokenizer
-from text.vocabulary import load_tokenizer
+from client.load.machine import ROOT
 
 Prompted = tuple[str | list[int], int]  # prompt, output tokens
 METRICS: dict[str, Callable[[Received], float]] = {
     "tokens_per_s": lambda received: received.tokens / received.seconds,
     "events_per_s": lambda received: received.events / received.seconds,
 }
-
-
-def text_work(model: str) -> list[tuple[str, Job]]:
-    """The work of `offline_work` with the same lengths and prompts cut from a real text."""
-    tokenizer = load_tokenizer(model)
-    source = textwrap.dedent(inspect.getsource(random))
-    lines = [line for line in source.splitlines() if len(line) > 20]
-    return [
-        (text, Job(tokenizer.encode(text), job.output_tokens))
-        for i, job in enumerate(offline_work(tokenizer.vocab_size))
-        for text in [_text_of_length(tokenizer, "\n".join(lines[i:]), len(job.prompt))]
-    ]
-
-
-def _text_of_length(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The longest beginning of `text` that encodes to at most `tokens` tokens."""
-    low, high = 1, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(tokenizer.encode(text[:middle])) <= tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
 
 
 def stream_all(url: str, model: str, work: Sequence[Prompted]) -> Received:
@@ -63,11 +33,8 @@ def stream_all(url: str, model: str, work: Sequence[Prompted]) -> Received:
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.http.client"],
         input=json.dumps({"url": f"{url}/v1/completions", "bodies": bodies}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
     received = Received(**json.loads(result.stdout))
     if received.lost:
         raise RuntimeError(f"{received.lost} streams are lost, the first: {received.first_loss}")

@@ -18,11 +18,13 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.report import table
 
 # by compute capability: bytes of shared memory that a block of threads may have
 SHARED_BYTES = {
@@ -40,22 +42,21 @@ TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA")
 class Shape:
     """A network's, as far as kernels are compiled for it."""
 
-    name: str
     heads: int
     kv_heads: int
     head_dim: int
     vocab_size: int
-    dtype: str
 
 
-SHAPES = [
-    Shape("gpt2-medium", 16, 16, 64, 50257, "bfloat16"),
-    Shape("gpt2-medium", 16, 16, 64, 50257, "float16"),
-    Shape("gpt2-medium", 16, 16, 64, 50257, "float32"),
-    Shape("llama-3-8b", 32, 8, 128, 128256, "bfloat16"),
-    Shape("llama-3-8b", 32, 8, 128, 128256, "float32"),
-    Shape("qwen-2.5-0.5b", 14, 2, 64, 151936, "bfloat16"),
-]
+_GPT2, _LLAMA3 = Shape(16, 16, 64, 50257), Shape(32, 8, 128, 128256)
+SHAPES = {
+    "gpt2-medium bfloat16": _GPT2,
+    "gpt2-medium float16": _GPT2,
+    "gpt2-medium float32": _GPT2,
+    "llama-3-8b bfloat16": _LLAMA3,
+    "llama-3-8b float32": _LLAMA3,
+    "qwen-2.5-0.5b bfloat16": Shape(14, 2, 64, 151936),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Target:
         return 0
 
 
-def compiled(capability: int, shape: Shape, *, tried: bool = False) -> Iterator[Compiled]:
+def compiled(capability: int, shape: str, *, tried: bool = False) -> Iterator[Compiled]:
     """Of all kernels, for one target. `tried`: in all ways of launching them that are timed."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -118,8 +119,9 @@ def compiled(capability: int, shape: Shape, *, tried: bool = False) -> Iterator[
         yield measured(capability, shape, name, kernel)
 
 
-def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every kernel of the served path, in each form that has code of its own."""
+def launches(name: str, tried: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every kernel of the served path, in each form that has code of its own; those of draws with
+    penalties, whose scores are float32, if ``tried``."""
     import torch
 
     from kernels.gpu import decoder, layers, sampling
@@ -128,8 +130,9 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     def some(*size: int, dtype: Any = torch.int32) -> Any:
         return torch.empty(size, dtype=dtype)
 
+    shape, kind = SHAPES[name], name.split()[1]
     rows, channels = 8, shape.heads * shape.head_dim
-    dtype = getattr(torch, shape.dtype)
+    dtype = getattr(torch, kind)
     qkv = some(rows, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=dtype)
     q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
     keys, values = some(2, 64, 16, shape.kv_heads, shape.head_dim, dtype=dtype)
@@ -165,10 +168,11 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     yield " (greedy)", lambda: draw(False, False)
     yield "", lambda: draw(True, False)
     yield " (truncated)", lambda: draw(True, True)
-    yield " (truncated, penalties)", lambda: draw(True, True, shaped)
+    if tried:
+        yield " (truncated, penalties)", lambda: draw(True, True, shaped)
 
 
-def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:
+def measured(capability: int, shape: str, name: str, kernel: Any) -> Compiled:
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -186,7 +190,7 @@ def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:
     )
     return Compiled(
         capability,
-        f"{shape.name} {shape.dtype}",
+        shape,
         name,
         int(figures["REG"]),
         kernel.metadata.shared,
@@ -194,7 +198,7 @@ def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:
         sum(code.count(f" {spill}") for spill in ("LDL", "STL")),
         dict(Counter(map(_bits, re.findall(r" LDG\S*", code)))),
         sum(code.count(f" {instruction}") for instruction in TENSOR_CORES),
-        "tt.dot" in kernel.asm["ttir"] and shape.dtype != "float32",
+        "tt.dot" in kernel.asm["ttir"] and "float32" not in shape,
     )
 
 
@@ -207,40 +211,29 @@ def _bits(load: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="all targets and shapes, in minutes")
+    parser.add_argument("--targets", type=int, nargs="+", choices=SHARED_BYTES, default=[80, 90])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES)[:1])
     parser.add_argument(
-        "--target", type=int, choices=SHARED_BYTES, action="append", help="default: 80 and 90"
-    )
-    parser.add_argument(
-        "--shape",
-        type=int,
-        choices=range(len(SHAPES)),
-        action="append",
-        help="; ".join(f"{i}: {s.name} {s.dtype}" for i, s in enumerate(SHAPES)) + "; default: 0",
-    )
-    parser.add_argument(
-        "--tried", action="store_true", help="also the launches among which a GPU chooses"
+        "--tried",
+        action="store_true",
+        help="also the launches among which a GPU chooses, and draws with penalties",
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each kernel")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("TRITON_INTERPRET=1 replaces the compiler; unset it")
     warnings.simplefilter("ignore")
-    targets: Sequence[int] = list(SHARED_BYTES) if args.all else args.target or (80, 90)
-    shapes: Sequence[int] = range(len(SHAPES)) if args.all else args.shape or (0,)
-    if not args.json:
-        print("| target | shape | kernel | registers | shared memory | stack | spills |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-    for shape in shapes:
-        for target in targets:
-            for one in compiled(target, SHAPES[shape], tried=args.all or args.tried):
-                if args.json:
-                    print(json.dumps(asdict(one)), flush=True)
-                    continue
-                print(
-                    f"| sm_{one.target} | {one.shape} | {one.kernel} | {one.registers} | "
-                    f"{one.shared_bytes} | {one.stack_bytes} | {one.spills} |",
-                    flush=True,
-                )
+    found = [
+        one
+        for shape in (SHAPES if args.all else args.shapes)
+        for target in (SHARED_BYTES if args.all else args.targets)
+        for one in compiled(target, shape, tried=args.all or args.tried)
+    ]
+    if args.json:
+        print("\n".join(json.dumps(asdict(one)) for one in found))
+    else:
+        columns = "target | shape | kernel | registers | shared memory | stack | spills"
+        print(table(columns, (list(asdict(one).values())[:7] for one in found)))
 
 
 if __name__ == "__main__":

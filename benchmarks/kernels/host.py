@@ -21,7 +21,7 @@ from torch import Tensor
 
 from batching import BatchingManager
 from benchmarks.bare import GREEDY, Tally
-from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.report import here, options, save, table
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import DynamicBatchingServerModel
@@ -104,7 +104,7 @@ def main() -> None:
     found = [measure(rows, args.keys) for rows in args.rows]
     shown = [(rows, *(f"{figure:.0f}" for figure in figures)) for rows, *figures in found]
     text = table("rows: | step, us: | model's part, us: | calls:", shown)
-    head = f"a decode step on the host, {args.keys} keys; {machine()}"
+    head = f"a decode step on the host, {args.keys} keys; {here()}"
     save({"keys": args.keys, "results": found}, f"{head}\n\n{text}", args.out, "host")
 
 

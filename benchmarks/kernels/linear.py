@@ -5,7 +5,7 @@
 
 Each runs through more matrices than a cache can hold, as a model's layers do. The variants take
 turns, and ratios are taken within a round: the better of oneDNN's and torch's time over that of
-this project's fastest variant. Bytes are those of the weights."""
+this project's fastest variant."""
 
 from __future__ import annotations
 
@@ -44,18 +44,6 @@ class Point:
     rows: int
     us: dict[str, float]  # by variant, for one matrix, the median of the rounds
     gain: Ratio | None  # the others' best time over our best; None if one is missing
-
-    @property
-    def best_us(self) -> float:
-        return min(self.us.values())
-
-    @property
-    def read_gb_per_s(self) -> float:
-        return self.inputs * self.outputs * _bytes_of(self.precision) / self.best_us / 1e3
-
-    @property
-    def gflop_per_s(self) -> float:
-        return 2 * self.rows * self.inputs * self.outputs / self.best_us / 1e3
 
 
 Layers = Mapping[str, Sequence[nn.Module]]  # of each variant, to be used one after the other
@@ -120,11 +108,10 @@ def card(points: Sequence[Point]) -> str:
         (
             point.precision, f"{point.inputs} x {point.outputs}", point.rows,
             ", ".join(f"{name} {us:.0f}" for name, us in point.us.items()), point.gain or "-",
-            f"{point.read_gb_per_s:.1f} GB/s", f"{point.gflop_per_s:.0f} GFLOP/s",
         )
         for point in points
     ]  # fmt: skip
-    columns = "weights | inputs x outputs | rows | us | others / ours (95 %) | reads | computes"
+    columns = "weights | inputs x outputs | rows | us | others / ours (95 %)"
     return table(columns, rows)
 
 

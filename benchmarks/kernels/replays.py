@@ -9,13 +9,13 @@ the layouts of the server and GPT-2's context. The network computes nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from benchmarks.bare import offline_work, run_bare
-from benchmarks.harness.report import table
+from benchmarks.harness.report import options, save, table
 from generate.modes import ModeName
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig
@@ -76,14 +76,19 @@ def shares(name: str, limit: int, requests: int) -> Shares:
 
 
 def main() -> None:
+    out = options(__doc__, rounds=None).parse_args().out
     torch.set_num_threads(1)
-    rows = []
-    for limit in LIMITS:
-        for name in MODES:
-            found = shares(name, limit, max(4, 2 * limit))
-            shown = f"{found.decodes:.3f}", f"{found.replayed:.3f}"
-            rows.append((limit, name, found.iterations, *shown))
-    print(table("limit | mode | iterations | decodes alone | replayed", rows))
+    found = [
+        (limit, name, shares(name, limit, max(4, 2 * limit))) for limit in LIMITS for name in MODES
+    ]
+    rows = [
+        (limit, name, of.iterations, f"{of.decodes:.3f}", f"{of.replayed:.3f}")
+        for limit, name, of in found
+    ]
+    card = table("limit | mode | iterations | decodes alone | replayed", rows)
+    save(
+        {"results": [(limit, name, asdict(of)) for limit, name, of in found]}, card, out, "replays"
+    )
 
 
 if __name__ == "__main__":

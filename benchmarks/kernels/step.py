@@ -13,13 +13,13 @@ the remainder, Python's and torch's overhead between the parts, is the step minu
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.report import options, save, table
+from benchmarks.harness.spent import Spent
 from benchmarks.limits import (
     COMPUTES_STORED,
     Limits,
@@ -65,71 +65,48 @@ class Part:
         )
 
 
-class Clock:
-    """Time by part, summed over an iteration."""
+def watch(model: Executor, spent: Spent) -> None:
+    """Wraps the parts of a model permanently."""
+    for path, module in model.network.named_modules():
+        name = path.rpartition(".")[2]
+        part = "norms" if name in NORMS else "embedding" if name in ("wte", "wpe") else name
+        if part in (*LINEARS, *OTHERS, "norms", "embedding"):
+            kind: Any = type(module)  # whose own __call__ may skip nn.Module's
+            timed = {"__call__": spent.over(part, kind.__call__)}
+            module.__class__ = type(kind.__name__, (kind,), timed)
+    lay_out = model.lay_out
 
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = defaultdict(float)
+    def laid_out(*of: Any) -> Any:
+        flat = spent.over("layout", lay_out)(*of)
+        attend = flat.attend or RaggedAttention(flat.spans, model.pool)
+        return replace(flat, attend=spent.over("attention", attend))
 
-    def over(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start_s = time.perf_counter()
-            result = work(*args, **kwargs)
-            self.spent[name] += time.perf_counter() - start_s
-            return result
-
-        return timed
-
-    def watch(self, model: Executor) -> None:
-        """Wraps the parts of a model permanently."""
-        for path, module in model.network.named_modules():
-            name = path.rpartition(".")[2]
-            part = "norms" if name in NORMS else "embedding" if name in ("wte", "wpe") else name
-            if part in (*LINEARS, *OTHERS, "norms", "embedding"):
-                kind: Any = type(module)  # whose own __call__ may skip nn.Module's
-                timed = {"__call__": self.over(part, kind.__call__)}
-                module.__class__ = type(kind.__name__, (kind,), timed)
-        lay_out, watched = model.lay_out, self
-
-        def laid_out(*of: Any) -> Any:
-            flat = watched.over("layout", lay_out)(*of)
-            attend = flat.attend or RaggedAttention(flat.spans, model.pool)
-            return replace(flat, attend=watched.over("attention", attend))
-
-        model.lay_out = laid_out  # type: ignore[assignment,method-assign]
-        sampler: Any = model._sampler
-        sampler.draw = self.over("sampling", sampler.draw)
+    model.lay_out = laid_out  # type: ignore[assignment,method-assign]
+    sampler: Any = model._sampler
+    sampler.draw = spent.over("sampling", sampler.draw)
 
 
 def timed_steps(
     model: Executor, shape: Shape, sampling: Sampling, needed: Mapping[str, tuple[float, int]]
 ) -> list[Part]:
-    clock = Clock()
-    clock.watch(model)
-    blocks = -(-(shape.past + shape.tokens) // model.block_tokens)
+    spent, length = Spent(time.perf_counter), shape.past + shape.tokens
+    watch(model, spent)
+    each = -(-length // model.block_tokens)
+    blocks = [range(r * each, (r + 1) * each) for r in range(shape.rows)]
     rounds: list[dict[str, float]] = []
     for _ in range(ROUNDS + 1):  # the first fills the kernels' caches
-        length = shape.past + shape.tokens
         model.open([Opening(r, [1 + r] * length, length, sampling) for r in range(shape.rows)])
-        if shape.past:
-            for r in range(shape.rows):
-                own = range(r * blocks, (r + 1) * blocks)
-                model.start([Step(r, 0, shape.past, False, own)], ()).result()
-        clock.spent.clear()
+        for r in range(shape.rows if shape.past else 0):
+            model.start([Step(r, 0, shape.past, False, blocks[r])], ()).result()
+        spent.seconds.clear()
         steps = [
-            Step(
-                r,
-                shape.past,
-                shape.tokens,
-                True,
-                () if shape.past else range(r * blocks, (r + 1) * blocks),
-            )
+            Step(r, shape.past, shape.tokens, True, () if shape.past else blocks[r])
             for r in range(shape.rows)
         ]
         start_s = time.perf_counter()
         model.start(steps, ()).result()
         whole = time.perf_counter() - start_s
-        rounds.append({**clock.spent, "rest": whole - sum(clock.spent.values())})
+        rounds.append({**spent.seconds, "rest": whole - sum(spent.seconds.values())})
         model.forget()
     return [
         Part(name, median(r.get(name, 0.0) for r in rounds[1:]), *needed.get(name, (0.0, 0)))

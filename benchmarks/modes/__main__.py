@@ -1,7 +1,7 @@
 """Output tokens per second of the three modes, of the original's method and of `transformers`.
 
     python -m benchmarks.modes                       # fp32 and bf16, gpt2-medium's shape
-    python -m benchmarks.modes --http                # also through the server, 64 streams
+    python -m benchmarks.modes --http                # also through the server
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
 Dynamic runs under two policies: `orca`, and `stall-free`, the default of the server. One process,
@@ -16,42 +16,36 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from benchmarks.bare import POLICY_OF, Job, offline_work, run_bare
+from benchmarks.bare import POLICY_OF, Job, loaded, offline_work, run_bare
 from benchmarks.harness.report import options, report, table
 from benchmarks.harness.servers import server
 from benchmarks.harness.turns import Ratio, ratio_of
-from benchmarks.http.streams import stream_all, text_work
+from benchmarks.http.streams import stream_all
 from benchmarks.modes.original import run_original
 from client.experiment import Experiment, Found
 from generate.modes import ModeName
-from model import DTYPES, LoadOptions, load_model
+from model import DTYPES
 from models.gpt2 import GPT
 from models.weights.checkpoint import load_network, save_checkpoint
-from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
-from scheduling.policies.tgi import TGI
 from scheduling.prediction.predictor import Predictor
 from seams import Policy
+from text.vocabulary import load_tokenizer
 
 NOBATCH_REQUESTS = 8
-HTTP_LIMIT = 64
-OVER_HTTP, BARE_TEXTS = "dynamic over HTTP, texts", "dynamic, bare, texts"
+OVER_HTTP = "dynamic over HTTP"
 TRANSFORMERS, TRANSFORMERS_REQUESTS = "transformers, one by one", 4
 # on average a token takes the original's method 102 positions in the whole work, 93 in these
 ORIGINAL, ORIGINAL_REQUESTS = "the original's method", 4
 STALL_FREE = "dynamic, stall-free"
-POLICIES: dict[str, Callable[[], Policy]] = {  # `dynamic` alone is orca
-    "dynamic, tgi": TGI,
-    "dynamic, shortest-first": ShortestFirst,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,40 +62,36 @@ METRICS: dict[str, Callable[[Turn], float]] = {
 }
 
 
-def measure_mode(
-    method: str, limit: int, args: argparse.Namespace, dtype: str, work: Sequence[Job] | None = None
-) -> Turn:
+def measure_mode(method: str, limit: int, name: str, dtype: str, _: int) -> Turn:
     """The bare loop in a mode, which is the first word of the method."""
     mode = cast(ModeName, method.partition(",")[0])
-    model = load_model(LoadOptions(mode, args.model, args.device, dtype, 0, limit))
-    if work is None:
-        work = offline_work(model.vocab_size)[: NOBATCH_REQUESTS if mode == "nobatch" else None]
-    model.warm_up()
+    model = loaded(name, dtype, limit, mode, "auto")
+    work = offline_work(model.vocab_size)[: NOBATCH_REQUESTS if mode == "nobatch" else None]
     if method == STALL_FREE:  # with the step time that it learns in a first run
         predictor = Predictor()
         policy: Policy = StallFree(predictor=predictor)
         run_bare(model, policy, mode, work, limit, predictor=predictor)
         run = run_bare(model, policy, mode, work, limit, predictor=predictor)
     else:
-        run = run_bare(model, POLICIES.get(method, POLICY_OF[mode])(), mode, work, limit)
+        run = run_bare(model, POLICY_OF[mode](), mode, work, limit)
     return Turn(len(work), run.tokens, run.seconds)
 
 
-def measure_http(args: argparse.Namespace, dtype: str) -> Turn:
-    with server(args.model, dtype, HTTP_LIMIT) as url:
-        work = [(text, job.output_tokens) for text, job in text_work(args.model)]
-        got = stream_all(url, args.model, work)
+def measure_http(limit: int, name: str, dtype: str, _: int) -> Turn:
+    work = offline_work(load_tokenizer(name).vocab_size)
+    with server(name, dtype, limit) as url:
+        got = stream_all(url, name, [(job.prompt, job.output_tokens) for job in work])
     return Turn(got.streams, got.tokens, got.seconds)
 
 
-def measure_original(network: GPT) -> Turn:
+def measure_original(network: GPT, _: int) -> Turn:
     work = offline_work(network.config.vocab_size)[:ORIGINAL_REQUESTS]
     run_original(network, [Job(work[0].prompt, 1)])
     outputs, seconds = run_original(network, work)
     return Turn(len(work), sum(len(output) for output in outputs), seconds)
 
 
-def measure_transformers(network: GPT, folder: Path, dtype: str) -> Turn:
+def measure_transformers(network: GPT, folder: Path, dtype: str, _: int) -> Turn:
     """`generate` with its KV cache, one request after the other."""
     from transformers import GPT2LMHeadModel
 
@@ -127,17 +117,14 @@ def measure_transformers(network: GPT, folder: Path, dtype: str) -> Turn:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__doc__, model="random:gpt2-medium", dtypes=["float32", "bfloat16"])
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--limits", nargs="+", type=int, default=[32, 64], help="batch limits")
     parser.add_argument("--http", action="store_true", help="also 64 streams through the server")
-    parser.add_argument("--policies", action="store_true", help="also tgi and shortest-first")
     parser.add_argument("--without-peers", action="store_true", help="our modes only")
     args = parser.parse_args(argv)
     found = []
-    with ExitStack() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         for dtype in args.dtypes:
-            turns = sides_of(args, dtype, scratch)
-            sides = {side: (lambda _, turn=turn: turn()) for side, turn in turns.items()}
+            sides = sides_of(args, dtype, Path(scratch) / dtype)
             experiment = Experiment(sides, METRICS, "nobatch at 1", of={"dtype": dtype})
             found.append(experiment.run(args.rounds, dtype))
     pairs = [(o.experiment.of["dtype"], *pair) for o in found for pair in ratios(o, args.limits)]
@@ -146,22 +133,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def sides_of(
-    args: argparse.Namespace, dtype: str, scratch: ExitStack
-) -> dict[str, Callable[[], Turn]]:
+    args: argparse.Namespace, dtype: str, folder: Path
+) -> dict[str, Callable[[int], Turn]]:
     """By method and batch limit."""
-    batching = ["static", "dynamic", STALL_FREE, *(POLICIES if args.policies else ())]
-    kinds = [("nobatch", 1), *((mode, limit) for limit in args.limits for mode in batching)]
-    sides: dict[str, Callable[[], Turn]] = {
-        f"{method} at {limit}": partial(measure_mode, method, limit, args, dtype)
+    kinds = [("nobatch", 1), *product(("static", "dynamic", STALL_FREE), args.limits)]
+    sides: dict[str, Callable[[int], Turn]] = {
+        f"{method} at {limit}": partial(measure_mode, method, limit, args.model, dtype)
         for method, limit in kinds
     }
     if args.http:
-        texts = [job for _, job in text_work(args.model)]
-        bare = partial(measure_mode, BARE_TEXTS, HTTP_LIMIT, args, dtype, texts)
-        sides |= {BARE_TEXTS: bare, OVER_HTTP: partial(measure_http, args, dtype)}
+        sides[OVER_HTTP] = partial(measure_http, max(args.limits), args.model, dtype)
     if not args.without_peers:  # on separate weights that both use
         network = load_network(args.model, torch.device("cpu"), DTYPES[dtype], 0)
-        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
         sides[ORIGINAL] = partial(measure_original, network)
         sides[TRANSFORMERS] = partial(measure_transformers, network, folder, dtype)
     return sides
@@ -169,14 +152,15 @@ def sides_of(
 
 def ratios(found: Found, limits: Sequence[int]) -> list[tuple[str, Ratio]]:
     """Of tokens/s, within this run: those of like with like."""
-    pairs = [(f"{method} at {n}", f"{base} at {n}") for method, base in (
-        ("dynamic", "static"), (STALL_FREE, "static"),
-        *((policy, "dynamic") for policy in (STALL_FREE, *POLICIES)),
-    ) for n in limits]  # fmt: skip
+    pairs = [
+        (f"{method} at {n}", f"{base} at {n}")
+        for method, base in (("dynamic", "static"), (STALL_FREE, "static"), (STALL_FREE, "dynamic"))
+        for n in limits
+    ]
     pairs += [(f"dynamic at {n}", "nobatch at 1") for n in limits]
     pairs += [
         (f"dynamic at {max(limits)}", ORIGINAL), ("nobatch at 1", TRANSFORMERS),
-        (OVER_HTTP, BARE_TEXTS),
+        (OVER_HTTP, f"dynamic at {max(limits)}"),
     ]  # fmt: skip
     known = [(of, to) for of, to in pairs if {of, to} <= found.turns.keys()]
     return [(f"{of} / {to.removesuffix(' at 1')}", ratio_of(found, of, to)) for of, to in known]

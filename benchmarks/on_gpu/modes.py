@@ -3,21 +3,20 @@ on the same work."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from benchmarks.bare import POLICY_OF, Job, offline_work, run_bare
-from benchmarks.on_gpu.points import Emit, Point
+from benchmarks.http.client import Received
+from benchmarks.on_gpu.points import Emit
 from benchmarks.on_gpu.work import Models, Options, jobs
 from generate.modes import ModeName
 
@@ -65,20 +64,18 @@ def _play(
                     seconds[mode, ahead].append(run.seconds)
                     tokens = run.tokens
     except Exception as error:
-        emit(Point("left out", {"what": f"{lengths} lengths at {limit}", "why": repr(error)}))
+        emit("left out", {"what": f"{lengths} lengths at {limit}", "why": repr(error)})
         return
     for (mode, ahead), found in seconds.items():
         emit(
-            Point(
-                f"modes, {lengths} lengths, {NETWORK}",
-                {
-                    "limit": limit,
-                    "mode": mode,
-                    "lookahead": ahead,
-                    "tokens/s": tokens / statistics.median(found),
-                    "slowest / fastest": max(found) / min(found),
-                },
-            )
+            f"modes, {lengths} lengths, {NETWORK}",
+            {
+                "limit": limit,
+                "mode": mode,
+                "lookahead": ahead,
+                "tokens/s": tokens / statistics.median(found),
+                "slowest / fastest": max(found) / min(found),
+            },
         )
 
 
@@ -94,20 +91,18 @@ def over_http(options: Options, emit: Emit) -> None:
                     received = _stream(url, options, count)
             except Exception as error:
                 what = f"HTTP, {mode}, {streams} streams"
-                emit(Point("left out", {"what": what, "why": str(error)[-300:]}))
+                emit("left out", {"what": what, "why": str(error)[-300:]})
                 continue
             emit(
-                Point(
-                    "over HTTP, random:gpt2-medium",
-                    {
-                        "limit": streams,
-                        "mode": mode,
-                        "streams": count,
-                        "lost": received["lost"],
-                        "tokens/s": received["tokens"] / received["seconds"],
-                        "events/s": received["events"] / received["seconds"],
-                    },
-                )
+                "over HTTP, random:gpt2-medium",
+                {
+                    "limit": streams,
+                    "mode": mode,
+                    "streams": count,
+                    "lost": received.lost,
+                    "tokens/s": received.tokens / received.seconds,
+                    "events/s": received.events / received.seconds,
+                },
             )
 
 
@@ -115,39 +110,22 @@ def _model(options: Options) -> str:
     return "embedded" if options.tiny else "random:gpt2-medium"
 
 
-@contextmanager
-def _server(options: Options, mode: str, limit: int) -> Iterator[str]:
+def _server(options: Options, mode: str, limit: int) -> AbstractContextManager[str]:
     """A server's URL. RuntimeError, with the end of its log, if it does not start."""
-    from benchmarks.harness.servers import free_port, serving
+    from benchmarks.harness.servers import served
 
-    port = free_port()
     device = "cpu" if not options.on_gpu else "cuda"
-    common = ["--port", str(port), "--device", device, "--max-batch-size", str(limit)]
-    model = ["--model", _model(options)]
-    if mode == "launcher":
-        model = ["--model-id", _model(options), "--num-shard", "1"]
-    command = [str(ROOT / "server.sh"), mode, *model, *common]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("EB_")}
-    with serving(command, own | {"EB_PYTHON": sys.executable}, port):
-        yield f"http://127.0.0.1:{port}"
+    own = ("--num-shard", "1") if mode == "launcher" else ()
+    return served(mode, _model(options), limit, "--device", device, *own)
 
 
-def _stream(url: str, options: Options, count: int) -> dict[str, float]:
+def _stream(url: str, options: Options, count: int) -> Received:
+    from benchmarks.http.streams import stream_all
+
     work = [Job([1, 2], 2)] * count if options.tiny else offline_work(50_257, count)
-    bodies = [
-        {"model": _model(options), "prompt": job.prompt, "max_tokens": job.output_tokens,
-         "temperature": 0, "ignore_eos": True, "stream": True,
-         "stream_options": {"include_usage": True}}
-        for job in work
-    ]  # fmt: skip
-    for few in (bodies[:2], bodies):  # the first ones warm
-        asked = {"url": f"{url}/v1/completions", "bodies": few}
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.http.client"],
-            input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    received: dict[str, float] = json.loads(done.stdout)
-    return received
+    asked = [(job.prompt, job.output_tokens) for job in work]
+    stream_all(url, _model(options), asked[:2])  # warms
+    return stream_all(url, _model(options), asked)
 
 
 def peer(options: Options, emit: Emit) -> None:
@@ -183,20 +161,18 @@ def peer(options: Options, emit: Emit) -> None:
         seconds.append(time.perf_counter() - start_s)
     tokens = sum(len(one.generated_tokens) for one in found.values())
     emit(
-        Point(
-            "transformers.generate_batch, equal lengths",
-            {"requests": len(work), "tokens": tokens, "tokens/s": tokens / min(seconds[1:])},
-        )
+        "transformers.generate_batch, equal lengths",
+        {"requests": len(work), "tokens": tokens, "tokens/s": tokens / min(seconds[1:])},
     )
 
 
 def sanitizer(options: Options, emit: Emit) -> None:
     """compute-sanitizer's memcheck over a small self-check."""
     if shutil.which("compute-sanitizer") is None:
-        emit(Point("left out", {"what": "memcheck", "why": "compute-sanitizer is not installed"}))
+        emit("left out", {"what": "memcheck", "why": "compute-sanitizer is not installed"})
         return
     command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
     check = ["-m", "runtime.gpu.selfcheck", str(options.device), "2", "1", "64", "16", "bfloat16"]
     done = subprocess.run([*command, *check], cwd=ROOT, capture_output=True, text=True, check=False)
     last = [line for line in (done.stdout + done.stderr).splitlines() if "SUMMARY" in line]
-    emit(Point("memcheck", {"status": done.returncode, "found": last[-1] if last else None}))
+    emit("memcheck", {"status": done.returncode, "found": last[-1] if last else None})

@@ -20,7 +20,7 @@ class Point:
     row: Mapping[str, Value]
 
 
-Emit = Callable[[Point], None]
+Emit = Callable[[str, Mapping[str, Value]], None]
 
 
 def append(path: Path, point: Point) -> None:

@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.bare import Job, run_bare
-from benchmarks.on_gpu.points import Emit, Point, Value
+from benchmarks.on_gpu.points import Emit, Value
 from benchmarks.on_gpu.timing import device_s, wait
 from benchmarks.on_gpu.work import NAMES, SAMPLING, SLACK, Decoding, Models, Options
 from kernels.gpu.paged import queries_per_tile
-from runtime.attention import Span
-from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.executor import Executor
-from runtime.gpu.paged import PagedAttention, sent_alone
+from runtime.gpu.comparison import Case, Heads
+from runtime.gpu.paged import PagedAttention
 from runtime.sampling.sampler import Batch
 from scheduling.policies.stall_free import StallFree
 from seams import Opening, Step
@@ -51,7 +50,7 @@ def device(options: Options, emit: Emit) -> None:
     row: dict[str, Value] = {"device": name, "GiB": memory, "torch": torch.__version__}
     row |= {"copy GB/s": 2 * numbers.numel() / copy_s / 1e9}
     row |= {f"{size}^3 product TFLOP/s": 2 * size**3 / product_s / 1e12}
-    emit(Point("the device", row))
+    emit("the device", row)
 
 
 def decodes(options: Options, emit: Emit, name: str, gb_s: float | None) -> None:
@@ -81,26 +80,24 @@ def decodes(options: Options, emit: Emit, name: str, gb_s: float | None) -> None
                 replay = model.gpu.graphs.replay_newest if model.gpu.graphs is not None else step
                 seconds = device_s(replay, options.device, options.times)
             except Exception as error:
-                emit(Point("left out", {"what": f"{name}, {rows} rows", "why": repr(error)}))
+                emit("left out", {"what": f"{name}, {rows} rows", "why": repr(error)})
                 continue
             finally:
                 model.forget()
             needed = models.weight_bytes + rows * context * model.shape.token_bytes
             emit(
-                Point(
-                    f"decode steps of {name}, ms",
-                    {
-                        "rows": rows,
-                        "keys": context,
-                        "network on the device": 1000 * seconds,
-                        "share of bandwidth": needed / seconds / 1e9 / gb_s if gb_s else None,
-                        "host, all": 1000 * statistics.median(host_s),
-                        "host, until launched": 1000 * statistics.median(launch_s),
-                        **_drawn(models, rows),
-                        "served, lookahead": _served_ms(models, rows, context, 1, graphs),
-                        "served, none": _served_ms(models, rows, context, 0, graphs),
-                    },
-                )
+                f"decode steps of {name}, ms",
+                {
+                    "rows": rows,
+                    "keys": context,
+                    "network on the device": 1000 * seconds,
+                    "share of bandwidth": needed / seconds / 1e9 / gb_s if gb_s else None,
+                    "host, all": 1000 * statistics.median(host_s),
+                    "host, until launched": 1000 * statistics.median(launch_s),
+                    **_drawn(models, rows),
+                    "served, lookahead": _served_ms(models, rows, context, 1, graphs),
+                    "served, none": _served_ms(models, rows, context, 0, graphs),
+                },
             )
 
 
@@ -152,14 +149,14 @@ def kernels(options: Options, emit: Emit) -> None:
     for heads in shapes:
         cases = [(rows, 1) for rows in rows_of] + [(max(1, rows_of[0] // 8), chunk)]
         for rows, new in cases:
-            emit(Point("attention, ms", _attention(options, rows, keys, new, *heads)))
+            emit("attention, ms", _attention(options, rows, keys, new, *heads))
     for rows in rows_of:
         for vocabulary in (97,) if options.tiny else (50_257, 151_936):
             logits = torch.randn(rows, vocabulary, dtype=options.dtype, device=options.device) * 3
             sort_s = device_s(partial(torch.sort, logits, -1), options.device, options.times)
             row: dict[str, Value] = {"rows": rows, "vocabulary": vocabulary}
             row |= _drawing(options, logits) | {"torch.sort": 1000 * sort_s}
-            emit(Point("drawing, ms", row))
+            emit("drawing, ms", row)
 
 
 def _attention(
@@ -167,19 +164,11 @@ def _attention(
 ) -> dict[str, Value]:
     """`rows` of `keys`, of which `new` are computed, beside torch's SDPA."""
     on, dtype = options.device, options.dtype
-    shape = KVShape(1, kv_heads, dim, dtype, on)
-    each = -(-keys // shape.block_tokens)
-    pool = KVPool(shape, rows * each)
-    for half in pool.slots(0):
-        half.normal_()
-    tables = torch.randperm(rows * each).view(rows, each).tolist()
-    spans = [Span(i * new, new, keys - new, BlockTable(table)) for i, table in enumerate(tables)]
-    fused = torch.randn(rows * new, heads + 2 * kv_heads, dim, dtype=dtype, device=on)
-    q, k, v = fused.split_with_sizes([heads, kv_heads, kv_heads], 1)
-    at = torch.arange(keys - new, keys).repeat(rows).numpy()
+    shape = Heads(heads, kv_heads, dim, 16, str(dtype).removeprefix("torch."))
     tile_tokens = queries_per_tile(dtype, dim) // (heads // kv_heads)
-    by = PagedAttention(sent_alone(at, spans, shape, tile_tokens), pool)
-    ours_s = device_s(lambda: by(0, q, k, v), on, options.times)
+    case = Case([(keys - new, new)] * rows, shape, tile_tokens, on, 0)
+    by = PagedAttention(case.packed, case.pool)
+    ours_s = device_s(lambda: by(0, *case.split()), on, options.times)
     wide = torch.randn(3, rows, heads, keys, dim, dtype=dtype, device=on)
     query, lone = wide[0][:, :, -new:], wide[1:, :, :kv_heads].contiguous()
     mask: Tensor | None = None
@@ -212,7 +201,7 @@ def prefills(options: Options, emit: Emit) -> None:
             row: dict[str, Value] = {"network": name, "prompts": prompts, "tokens": tokens}
             row |= {"ms": 1000 * seconds, "tokens/s": prompts * tokens / seconds}
             row |= {"TFLOP/s": 2 * parameters * prompts * tokens / seconds / 1e12}
-            emit(Point("prefills", row))
+            emit("prefills", row)
         del models, call
 
 
@@ -238,4 +227,4 @@ def profiled(options: Options, emit: Emit) -> None:
     spent = [(e.self_device_time_total or 0, e.count, e.key) for e in recorded.key_averages()]
     for spent_us, count, key in sorted(spent, reverse=True)[:12]:
         row: dict[str, Value] = {"kernel": key[:60], "us": spent_us, "calls": count}
-        emit(Point(f"the profiler, {PROFILED} steps of {rows} rows", row))
+        emit(f"the profiler, {PROFILED} steps of {rows} rows", row)

@@ -23,16 +23,26 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bare import WORKS
-from benchmarks.harness.report import file_name, options, save
-from benchmarks.harness.turns import Ratio, in_turns
-from benchmarks.limits import measure
+from benchmarks.harness.report import file_name, options, report, table
+from benchmarks.harness.turns import Ratio
+from benchmarks.limits import describe, measure
 from benchmarks.peers.environments import PEERS, Peer, install, python_of
-from benchmarks.peers.results import NOBATCH, OURS, Result, card, for_report, summary
+from benchmarks.peers.results import (
+    METRICS,
+    NOBATCH,
+    OURS,
+    Result,
+    of_precision,
+    settings,
+    summary,
+)
 from benchmarks.peers.work import STORED, Work, computing, once, run_ours, run_peer
+from client.experiment import Experiment
 from models.weights.source import CheckpointError
 
 MODEL = "random:gpt2-medium"
 NOBATCH_REQUESTS = 8
+DTYPES = ["bfloat16", "float32"]
 PRECISIONS = ("bfloat16", "float32", "int8", *STORED)
 
 
@@ -70,87 +80,83 @@ def chosen(names: Sequence[str]) -> tuple[list[Peer], bool]:
     return peers, NOBATCH in names
 
 
+def sides_of(
+    work: Work, dtypes: Sequence[str], peers: Sequence[Peer], nobatch: bool, missing: dict[str, str]
+) -> dict[str, Callable[[int], Result]]:
+    """By precision and engine."""
+    sides: dict[str, Callable[[int], Result]] = {}
+    for dtype in dtypes:
+        runs = {OURS: partial(run_ours, work, OURS, "dynamic", dtype, None)}
+        if nobatch:
+            runs[NOBATCH] = partial(run_ours, work, NOBATCH, "nobatch", dtype, NOBATCH_REQUESTS)
+        for peer in peers:
+            if dtype in peer.dtypes:
+                reason = missing.get(peer.environment)
+                run = partial(run_peer, work, peer, dtype)
+                runs[peer.name] = run if reason is None else partial(Result, 0, error=reason)
+        sides |= {f"{dtype} {name}": once(run) for name, run in runs.items()}
+    return sides
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     names = [NOBATCH, *(peer.name for peer in PEERS)]
-    parser = options(__doc__, model=MODEL, dtypes=["bfloat16", "float32"], known_dtypes=PRECISIONS)
+    parser = options(__doc__, model=MODEL, dtypes=DTYPES, known_dtypes=PRECISIONS)
     parser.add_argument(
-        "--peers",
-        nargs="*",
-        default=names,
-        metavar="PEER[=PRECISION,...]",
+        "--peers", nargs="*", default=names, metavar="PEER[=PRECISION,...]",
         help=f"any of: {'; '.join(names)}; a peer may be limited to some precisions",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--work",
-        default="decode",
-        choices=WORKS,
+        "--work", default="decode", choices=WORKS,
         help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations; "
         "single: one request alone",
-    )
-    parser.add_argument(
-        "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 instead of greedy"
-    )
+    )  # fmt: skip
     parser.add_argument("--requests", type=int, help="only so many of the requests; default: all")
     parser.add_argument(
         "--install", action="store_true", help="make the environments under build/peers first"
     )
     args = parser.parse_args(argv)
-
     try:
         peers, with_nobatch = chosen(args.peers)
     except ArgumentTypeError as error:
         parser.error(str(error))
-    different = [file_name(args.model)] * (args.model != MODEL)
-    different += [args.work] * (args.work != parser.get_default("work")) + [
-        "sampled"
-    ] * args.sampled
-    different += args.dtypes if args.dtypes != parser.get_default("dtypes") else []
     missing = installed(peers, args.install)
     computed = sorted({computing(dtype) for dtype in args.dtypes})
     limits = measure(computed)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            work = Work(args.model, args.work, args.requests, args.sampled, Path(scratch))
+            work = Work(args.model, args.work, args.requests, Path(scratch))
             work.prepare(args.dtypes)
         except CheckpointError as error:
             raise SystemExit(str(error)) from None
-        sides: dict[tuple[str, str], Callable[[], Result]] = {}
-        for dtype in args.dtypes:
-            sides[dtype, OURS] = once(partial(run_ours, work, OURS, "dynamic", dtype, None))
-            if with_nobatch:
-                run = partial(run_ours, work, NOBATCH, "nobatch", dtype, NOBATCH_REQUESTS)
-                sides[dtype, NOBATCH] = once(run)
-            for peer in peers:
-                if dtype not in peer.dtypes:
-                    continue
-                if (reason := missing.get(peer.environment)) is not None:
-                    run = partial(Result, 0, error=reason)
-                else:
-                    run = partial(run_peer, work, peer, dtype)
-                sides[dtype, peer.name] = once(run)
-        results = in_turns(sides, args.rounds, "engines")
+        sides = sides_of(work, args.dtypes, peers, with_nobatch, missing)
+        ran = Experiment(sides, METRICS, OURS).run(args.rounds, "engines")
         limits = limits.or_better(measure(computed))
-        ends = summary(results, limits, work.least_seconds)
-    report = {
-        "model": args.model,
-        "work": args.work,
-        "sampled": args.sampled,
-        "limits": asdict(limits),
-        "results": [for_report(*side, r) for side, rounds in results.items() for r in rounds],
-        "summary": {
-            dtype: {
-                name: asdict(value) if isinstance(value, Ratio) else value
-                for name, value in figures.items()
-            }
-            for dtype, figures in ends.items()
-        },
-    }
-    save(
-        report,
-        card(f"{args.model}, {args.work}{', sampled' * args.sampled}", results, limits, ends),
-        args.out,
-        "-".join(["peers", *different]),
-    )
+        found = [of_precision(ran, dtype) for dtype in args.dtypes]
+        figures = list(summary(found, limits, work.least_seconds))
+    also = [
+        f"The machine {describe(limits)}.",
+        table("dtype | figure | value", figures),
+        table("dtype | engine | same tokens as ours | settings", settings(found)),
+    ]
+    failed = {side: r.error for side, rounds in ran.turns.items() for r in rounds if r.error}
+    without = table("dtype and engine | why it has no figure", failed.items())
+    if not any(one.turns for one in found):
+        raise SystemExit(without)
+    also += [without] * bool(failed)
+    different = [
+        *[file_name(args.model)] * (args.model != MODEL), *[args.work] * (args.work != "decode"),
+        *(args.dtypes if args.dtypes != DTYPES else []),
+    ]  # fmt: skip
+    report(
+        [one for one in found if one.turns],
+        f"{args.model}, {args.work}", args.out,
+        "-".join(["peers", *different]), "\n\n".join(also), model=args.model, work=args.work,
+        limits=asdict(limits), left_out=failed,
+        summary=[
+            (dtype, name, asdict(value) if isinstance(value, Ratio) else value)
+            for dtype, name, value in figures
+        ],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

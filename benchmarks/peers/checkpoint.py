@@ -8,21 +8,29 @@ import shutil
 from pathlib import Path
 
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.harness.report import file_name
-from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.hub import write_folder
 from embedded.vocabulary import bytes_of_characters
+from model_server.gguf_vocabulary import Keys
+from model_server.gguf_writer import from_source
 from model_server.quantise import quantise
 from models.gpt2 import GPTConfig
 from models.names import RANDOM_PREFIX
 from models.weights.checkpoint import find_files, load_network, open_source, save_checkpoint
 from models.weights.folder import FolderSource
-from models.weights.source import CheckpointError
+from models.weights.source import CheckpointError, WeightSource
 from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"
+_NO_VOCABULARY: Keys = {"tokenizer.ggml.model": ("no_vocab", GGUFValueType.STRING, None)}
+KINDS = {
+    "float32": Kind.F32, "bfloat16": Kind.BF16, "int8": Kind.Q8_0, "q8_0": Kind.Q8_0,
+    "q4_0": Kind.Q4_0,
+}  # fmt: skip
 
 
 class Prepared:
@@ -52,6 +60,15 @@ class Prepared:
         if not path.exists():
             write_gguf(FolderSource(self.folder), path, precision)
         return path
+
+
+def write_gguf(source: WeightSource, path: Path, precision: str) -> None:
+    """Matrices in this type, vectors in float32, and no tokenizer. Raises CheckpointError."""
+    if isinstance(source.config, GPTConfig):
+        raise CheckpointError("GPT-2's weights are not written as a GGUF file")
+    part = path.with_suffix(".part")
+    from_source(source, part, KINDS[precision], _NO_VOCABULARY)
+    part.rename(path)
 
 
 def prepare(model: str, root: Path) -> Path:

@@ -68,16 +68,9 @@ def python_of(environment: str) -> Path:
 
 
 def variables_of(peer: Peer) -> dict[str, str]:
-    """The environment variables of its process: ours, without settings that would favour or harm an
-    engine, and its own."""
-    ours = {n: v for n, v in os.environ.items() if not n.startswith(("EB_", "OMP_", "LD_PRELOAD"))}
-    preload = {"LD_PRELOAD": ":".join(_libraries(peer))} if peer.preload else {}
-    return ours | {"HF_HUB_OFFLINE": "1"} | dict(peer.variables) | preload
-
-
-def _libraries(peer: Peer) -> list[str]:
-    """The paths of the libraries that it preloads. Missing ones are left out; the runner reports
-    the ones it found."""
+    """Its process has these beside ours. Libraries to preload that are missing are left out; the
+    runner reports the ones it found."""
     folders = Path("/usr/lib").glob("*-linux-gnu")
     places = [folder / name for folder in folders for name in peer.preload]
-    return [str(place) for place in places if place.exists()]
+    preload = ":".join(str(place) for place in places if place.exists())
+    return {"HF_HUB_OFFLINE": "1", **peer.variables, **({"LD_PRELOAD": preload} if preload else {})}

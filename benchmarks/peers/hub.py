@@ -19,8 +19,6 @@ from models.weights.source import CheckpointError, WeightSource
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -49,9 +47,10 @@ def write_folder(source: WeightSource, folder: Path) -> None:
 
 def fields_of(config: Description) -> dict[str, Any]:
     """A `config.json`, with RoPE's fields by the names that `transformers` 4 and 5 both read."""
-    turned = [(r, w) for r, w in zip(config.ropes, config.windows, strict=True) if r is not None]
-    whole = next((rope for rope, window in turned if window is None), turned[0][0])
-    window = next((window for window in config.windows if window is not None), None)
+    layers = [(r, w) for r, w in zip(config.ropes, config.windows, strict=True) if r is not None]
+    if len(layers) < config.n_layer:
+        raise CheckpointError("layers without RoPE are not written")
+    whole = next((rope for rope, window in layers if window is None), layers[0][0])
     fields: dict[str, Any] = {
         "model_type": config.family,
         "architectures": [CLASSES[config.family]],
@@ -73,45 +72,32 @@ def fields_of(config: Description) -> dict[str, Any]:
         "eos_token_id": 0,
         "torch_dtype": "float32",
     }
-    if config.family == "mistral":
-        return fields | {"sliding_window": window}
-    if window is not None:
+    if config.family == "gemma3_text":
+        local, window = next((rope, own) for rope, own in layers if own is not None)
+        del fields["hidden_act"]
         fields |= {
-            "use_sliding_window": True,
             "sliding_window": window,
             "layer_types": [
                 "full_attention" if own is None else "sliding_attention" for own in config.windows
             ],
-        }
-    if config.family == "smollm3":
-        fields["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
-        fields["pad_token_id"] = 0  # its default may lie beyond a small vocabulary
-    if config.family == "gemma3_text":
-        local = next(rope for rope, own in turned if own is not None)
-        del fields["hidden_act"], fields["use_sliding_window"]
-        fields |= {
             "hidden_activation": "gelu_pytorch_tanh",
             "rope_local_base_freq": local.base,
             "query_pre_attn_scalar": round(config.head_dim / config.query_scale**2),
         }
+    elif any(config.windows):
+        raise CheckpointError(f"windows of {config.family} are not written")
     return fields
 
 
 def _scaling(rope: Rope) -> dict[str, Any] | None:
-    if rope.divisors is not None:
-        raise CheckpointError("RoPE has divisors of its own, which no config.json can hold")
+    if rope.divisors is not None or rope.scaling not in ("default", "llama3"):
+        raise CheckpointError("RoPE has divisors of its own, or a scaling that is not written")
     if rope.scaling == "default":
         return None
-    fields: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
-    if rope.scaling in ("llama3", "yarn"):
-        fields["original_max_position_embeddings"] = rope.original
-    if rope.scaling == "llama3":
-        fields |= {"low_freq_factor": rope.low, "high_freq_factor": rope.high}
-    if rope.scaling == "yarn":
-        fields |= {
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "truncate": rope.truncated,
-            "attention_factor": rope.attention_factor,
-        }
-    return fields
+    return {
+        "rope_type": "llama3",
+        "factor": rope.factor,
+        "original_max_position_embeddings": rope.original,
+        "low_freq_factor": rope.low,
+        "high_freq_factor": rope.high,
+    }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from benchmarks.harness.report import machine, table
-from benchmarks.harness.turns import Ratio, ratio
-from benchmarks.limits import Limits, Pass, describe
+from benchmarks.harness.turns import Ratio, ratio, ratio_of
+from benchmarks.limits import Limits, Pass
+from client.experiment import Found
 
 OURS, NOBATCH = "ours", "ours, nobatch"
 
@@ -30,81 +29,66 @@ class Result:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-Rounds = Mapping[tuple[str, str], Sequence[Result]]  # by dtype and engine
+METRICS: dict[str, Callable[[Result], float]] = {
+    "tokens_per_s": lambda result: result.tokens_per_s,
+    "tokens": lambda result: result.tokens,
+    "requests": lambda result: result.requests,
+}
 LeastSeconds = Callable[[Sequence[Pass], str, Limits], float]  # of a dtype's iterations
+
+
+def of_precision(found: Found, dtype: str) -> Found:
+    """The engines in this precision that have a result in every round."""
+    turns = {
+        side.removeprefix(f"{dtype} "): rounds
+        for side, rounds in found.turns.items()
+        if side.startswith(f"{dtype} ") and not any(result.error for result in rounds)
+    }
+    sides = {name: found.experiment.sides[f"{dtype} {name}"] for name in turns}
+    to = OURS if OURS in turns else next(iter(turns), OURS)
+    return Found(replace(found.experiment, sides=sides, to=to, of={"dtype": dtype}), turns)
 
 
 def speed(rounds: Sequence[Result]) -> float:
     return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 
-def against(ours: Sequence[Result], rounds: Sequence[Result]) -> Ratio:
-    return ratio([r.tokens_per_s for r in ours], [r.tokens_per_s for r in rounds])
-
-
 def summary(
-    results: Rounds, limits: Limits, least_seconds: LeastSeconds
-) -> dict[str, dict[str, Any]]:
-    """The last lines of the table, by dtype; all of them ratios within this run."""
-    sound = {side: rounds for side, rounds in results.items() if not any(r.error for r in rounds)}
-    peers = {side: rounds for side, rounds in sound.items() if side[1] not in (OURS, NOBATCH)}
-
-    def fastest(dtypes: Sequence[str]) -> tuple[str, str] | None:
-        of = {side: speed(rounds) for side, rounds in peers.items() if side[0] in dtypes}
-        return max(of, key=of.__getitem__, default=None)
-
-    best_of_all = fastest([dtype for dtype, _ in peers])
-    found: dict[str, dict[str, Any]] = {}
-    for (dtype, engine), ours in sound.items():
-        if engine != OURS:
+    found: Sequence[Found], limits: Limits, least_seconds: LeastSeconds
+) -> Iterator[tuple[str, str, float | Ratio]]:
+    """Precision, figure and value: of ours to the best peers, and to the limit of the machine."""
+    speeds = {
+        (str(one.experiment.of["dtype"]), name): speed(rounds)
+        for one in found
+        for name, rounds in one.turns.items()
+        if name not in (OURS, NOBATCH)
+    }
+    best_of_all = max(speeds, key=speeds.__getitem__, default=None)
+    for one in found:
+        if OURS not in one.turns:
             continue
-        lines: dict[str, Any] = {}
-        if (best := fastest([dtype])) is not None:
-            lines[f"ours / the best peer ({best[1]})"] = against(ours, peers[best])
+        dtype, ours = str(one.experiment.of["dtype"]), one.turns[OURS]
+        own = {name: of for (own_dtype, name), of in speeds.items() if own_dtype == dtype}
+        if own:
+            best = max(own, key=own.__getitem__)
+            yield dtype, f"ours / the best peer ({best})", ratio_of(one, OURS, best)
         if best_of_all is not None and best_of_all[0] != dtype:
-            name = f"{best_of_all[1]} in {best_of_all[0]}"
-            compared = against(ours, peers[best_of_all])
-            lines[f"ours / the best peer in any precision ({name})"] = compared
-        if (dtype, NOBATCH) in sound:
-            lines["ours / nobatch"] = against(ours, sound[dtype, NOBATCH])
+            its, name = best_of_all
+            theirs = next(f for f in found if f.experiment.of["dtype"] == its).figures(name)
+            told = f"ours / the best peer in any precision ({name} in {its})"
+            yield dtype, told, ratio(one.figures(OURS), theirs)
+        if NOBATCH in one.turns:
+            yield dtype, "ours / nobatch", ratio_of(one, OURS, NOBATCH)
         limit = ours[0].tokens / least_seconds(ours[0].passes, dtype, limits)
-        lines["the machine's limit, tokens/s"] = round(limit, 1)
-        lines["ours / the machine's limit"] = round(speed(ours) / limit, 3)
-        found[dtype] = lines
-    return found
+        yield dtype, "the machine's limit, tokens/s", round(limit, 1)
+        yield dtype, "ours / the machine's limit", round(speed(ours) / limit, 3)
 
 
-def card(title: str, results: Rounds, limits: Limits, ends: Mapping[str, Mapping[str, Any]]) -> str:
-    rows: list[Sequence[object]] = []
-    for (dtype, name), rounds in results.items():
-        r = next((r for r in rounds if r.error), rounds[0])
-        if r.error:
-            rows.append((dtype, name, "-", r.requests, "-", "-", "-", "-", r.error))
-            continue
-        ours = [r for r in results.get((dtype, OURS), ()) if not r.error]
-        same = sum(a == b for a, b in zip(r.outputs, ours[0].outputs if ours else [], strict=False))
-        compared = against(ours, rounds) if name != OURS and len(ours) == len(rounds) else ""
-        rows.append(
-            (dtype, name, len(rounds), r.requests, r.tokens, f"{speed(rounds):.1f}", compared,
-             f"{same} of {r.requests}", r.settings)
-        )  # fmt: skip
-    columns = (
-        "dtype | engine | rounds | requests | tokens | output tokens/s | ours / this (95 %) "
-        "| same tokens as ours | settings"
-    )
-    figures = [
-        (dtype, name, value if isinstance(value, Ratio) else format(value, ".2f"))
-        for dtype, lines in ends.items()
-        for name, value in lines.items()
-    ]
-    return (
-        f"{title}, on {machine()}, which {describe(limits)}\n\n{table(columns, rows)}\n\n"
-        f"{table('dtype | figure | value', figures)}"
-    )
-
-
-def for_report(dtype: str, engine: str, result: Result) -> dict[str, Any]:
-    kept = {n: v for n, v in asdict(result).items() if n not in ("outputs", "passes")}
-    iterations = len(result.passes)
-    return {"dtype": dtype, "engine": engine, **kept, "tokens_per_s": result.tokens_per_s,
-            "iterations": iterations}  # fmt: skip
+def settings(found: Sequence[Found]) -> Iterator[tuple[object, str, str, str]]:
+    """Precision, engine, requests with the same tokens as ours, and how it ran."""
+    for one in found:
+        ours = one.turns[OURS][0].outputs if OURS in one.turns else []
+        for name, (first, *_) in one.turns.items():
+            same = sum(a == b for a, b in zip(first.outputs, ours, strict=False))
+            told = f"{same} of {first.requests}"
+            yield one.experiment.of["dtype"], name, told, first.settings

@@ -16,8 +16,9 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 WARM_UP_TOKENS = 8
 
@@ -31,8 +32,6 @@ class Task:
     limit: int  # requests that may run at once
     prompts: list[list[int]]
     output_tokens: list[int]
-    temperature: float = 0.0  # 0: greedy
-    top_p: float = 1.0
 
 
 # prompts and output lengths in; the output tokens of each request out
@@ -50,6 +49,7 @@ class Done:
     seconds: float
     outputs: list[list[int]]
     settings: str
+    passes: list[Any] = field(default_factory=list)  # ours: limits.Pass of each iteration
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bare import WORKS
+from benchmarks.harness.servers import cleared
 from benchmarks.limits import COMPUTES_STORED, Limits, Pass, least_seconds, stored_bits
 from benchmarks.peers.checkpoint import Prepared, prepare_int8
 from benchmarks.peers.environments import BUILD, HERE, ROOT, Peer, python_of, variables_of
@@ -19,9 +19,9 @@ from benchmarks.peers.results import Result
 from benchmarks.peers.runner import Task
 from models.weights.folder import read_config
 from models.weights.gguf import GGUFSource
+from models.weights.source import CheckpointError
 
 LIMIT = 64
-SAMPLED = 0.8, 0.9  # temperature and top_p, as clients often send them
 TIMEOUT_S = 900
 STORED = ("q8_0", "q4_0", "file")  # the types of a GGUF file, which ours and llama.cpp read
 
@@ -34,14 +34,11 @@ def computing(dtype: str) -> str:
 class Work:
     """The tasks, and the folder with them and their results during the run."""
 
-    def __init__(
-        self, model: str, kind: str, requests: int | None, sampled: bool, scratch: Path
-    ) -> None:
+    def __init__(self, model: str, kind: str, requests: int | None, scratch: Path) -> None:
         self.prepared = Prepared(model, BUILD / "models")
         self.folder = self.prepared.folder
         self.config = read_config(self.folder)
         self.jobs = WORKS[kind](self.config.vocab_size)[:requests]
-        self.temperature, self.top_p = SAMPLED if sampled else (0.0, 1.0)
         self.scratch = scratch
 
     def prepare(self, dtypes: Sequence[str]) -> None:
@@ -68,11 +65,13 @@ class Work:
         if (runner, dtype) == ("with_vllm", "int8"):
             prepare_int8(self.folder)
         reads_gguf = dtype in STORED or runner == "with_llamacpp"
-        file = str(self.prepared.gguf(dtype)) if reads_gguf else ""
+        try:
+            file = str(self.prepared.gguf(dtype)) if reads_gguf else ""
+        except CheckpointError as error:
+            return Result(len(jobs), error=str(error))
         task = Task(
             runner, str(self.folder), file, dtype, limit,
             [job.prompt for job in jobs], [job.output_tokens for job in jobs],
-            self.temperature, self.top_p,
         )  # fmt: skip
         given, written = self.scratch / "task.json", self.scratch / "result.json"
         given.write_text(json.dumps(asdict(task)))
@@ -81,10 +80,10 @@ class Work:
         with log.open("w") as out:
             try:
                 subprocess.run(
-                    [*command, str(given), str(written)],
-                    env=variables, cwd=ROOT, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False,
+                    [*cleared(variables, "OMP_"), *command, str(given), str(written)],
+                    cwd=ROOT, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False,
                 )  # fmt: skip
-            except (OSError, subprocess.TimeoutExpired) as error:
+            except subprocess.TimeoutExpired as error:
                 return Result(len(jobs), error=str(error))
         if not written.exists():
             last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -108,27 +107,25 @@ def checked(task: Task, done: Mapping[str, Any]) -> Result:
         seconds=done["seconds"],
         settings=done["settings"],
         outputs=done["outputs"],
-        passes=[Pass(**each) for each in done.get("passes", [])],
+        passes=[Pass(**each) for each in done["passes"]],
     )
 
 
 def run_ours(work: Work, engine: str, mode: str, dtype: str, requests: int | None) -> Result:
     command = [sys.executable, "-m", "benchmarks.peers.ours"]
-    variables = {n: v for n, v in os.environ.items() if not n.startswith(("EB_", "OMP_"))}
-    return work.do(engine, command, mode, dtype, requests, variables)
+    return work.do(engine, command, mode, dtype, requests, {})
 
 
 def run_peer(work: Work, peer: Peer, dtype: str) -> Result:
     command = [str(python_of(peer.environment)), "-P", str(HERE / "runner.py")]
-    variables = variables_of(peer)
-    return work.do(peer.name, command, peer.runner, dtype, None, variables)
+    return work.do(peer.name, command, peer.runner, dtype, None, variables_of(peer))
 
 
-def once(measure: Callable[[], Result]) -> Callable[[], Result]:
+def once(measure: Callable[[], Result]) -> Callable[[int], Result]:
     """A peer that cannot run is not tried again in the next round."""
     failed: list[Result] = []
 
-    def turn() -> Result:
+    def turn(_: int) -> Result:
         result = failed[0] if failed else measure()
         if result.error and not failed:
             failed.append(result)

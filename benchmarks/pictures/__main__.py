@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.pictures import load, memory, requests, step
-from benchmarks.pictures.twenty import MODES, POLICIES, run
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "modes": lambda folder: requests.draw([*map(run, MODES)], folder / "modes.png"),
-    "policies": lambda folder: requests.draw([*map(run, POLICIES)], folder / "policies.png"),
+    "modes": lambda folder: requests.draw(requests.MODES, folder / "modes.png"),
+    "policies": lambda folder: requests.draw(requests.POLICIES, folder / "policies.png"),
     "memory": memory.draw,
     "load": load.draw,
     "step": step.draw,

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
-from benchmarks.bare import BareRun
+import numpy as np
+
+from benchmarks.bare import BareRun, Job, loaded, run_bare
 from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
-from benchmarks.prefix import Loop, Prefixes, arriving, ttft_s
-from model import LoadOptions, load_model
+from engine.blocks import Ledger
 from records import IterationRecord
+from scheduling.policies.orca import Orca
 
-SYSTEMS, SYSTEM_TOKENS, REQUESTS, LIMIT, BLOCKS, RATE = 4, 256, 32, 4, 160, 4.0
+SYSTEMS, SYSTEM_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 4, 256, (16, 48), 24
+REQUESTS, RATE = 32, 4.0
+LIMIT, BLOCKS = 4, 160
 KINDS = {"used": "#4c78a8", "cached": "#9ecae9", "free": "#eeeeee"}
 
 
 def play(prefix_caching: bool) -> BareRun:
-    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, LIMIT))
-    prefixes = Prefixes(model.vocab_size, 0)
-    systems = [prefixes.tokens(SYSTEM_TOKENS) for _ in range(SYSTEMS)]
-    work = [replace(job, output_tokens=24) for job in prefixes.behind(systems, REQUESTS)]
-    arrivals_s = [at / RATE for at in accumulate(prefixes.gaps_s(REQUESTS))]
-    loop = Loop(model, LIMIT, prefix_caching=prefix_caching, clock="cpu", blocks=BLOCKS)
-    return loop.play(arriving(work, arrivals_s))
+    model, rng = loaded("embedded", "float32", LIMIT), np.random.default_rng(0)
+    systems = rng.integers(0, model.vocab_size, (SYSTEMS, SYSTEM_TOKENS)).tolist()
+    at_s = np.cumsum(rng.exponential(1 / RATE, REQUESTS)).tolist()
+    work = [
+        Job(
+            systems[rng.integers(SYSTEMS)]
+            + rng.integers(0, model.vocab_size, rng.integers(*OWN_TOKENS)).tolist(),
+            OUTPUT_TOKENS,
+            arrival_s,
+        )
+        for arrival_s in at_s
+    ]
+    ledger = Ledger(BLOCKS, model.block_tokens, prefix_caching=prefix_caching)
+    return run_bare(model, Orca(), "dynamic", work, LIMIT, ledger=ledger)
 
 
 def draw(folder: Path) -> None:
@@ -41,7 +50,7 @@ def draw(folder: Path) -> None:
             at_s, counts, labels=list(KINDS), colors=list(KINDS.values()), step="post", lw=0
         )
         computed = sum(i.num_tokens for i in iterations)
-        ttft_ms = 1000 * sorted(ttft_s(played))[REQUESTS // 2]
+        ttft_ms = 1000 * sorted(played.ttft_s())[REQUESTS // 2]
         axes.set_title(
             f"prefix caching {'on' if prefix_caching else 'off'}: {computed} tokens computed, "
             f"median TTFT {ttft_ms:.0f} ms",

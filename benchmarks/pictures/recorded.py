@@ -2,7 +2,7 @@
 
     python -m benchmarks.pictures.recorded      # watch/page/recorded/, then docs/img/film.svg
 
-They are those of `docs/img/modes.png` (benchmarks/pictures/twenty.py): the embedded model, a
+They are those of `docs/img/modes.png` (benchmarks/pictures/requests.py): the embedded model, a
 batch limit of 6, in real time on this machine. Each mode runs five times; the run of median length
 is kept.
 """
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from benchmarks.harness.report import cpu_name
-from benchmarks.pictures.twenty import LIMIT, MODES, Case, run
+from benchmarks.pictures.requests import LIMIT, MODES, Case, run
 from model import LoadOptions, load_model
 from watch import film
 from watch.frames import US, Frame, Hello, make_frame
@@ -41,29 +41,7 @@ def record(case: Case) -> Recorded:
         "block_tokens": model.block_tokens,
         "text": False,
     }
-    return Recorded(hello, _from_zero(frame))
-
-
-def _from_zero(frame: Frame) -> Frame:
-    """Its clock begins with the first arrival: small numbers, small files."""
-    zero = frame["arrived"][0].at_us
-    return {
-        "now": frame["now"] - zero,
-        "first": 0,
-        "iterations": [i._replace(start_us=i.start_us - zero) for i in frame["iterations"]],
-        "runs": frame["runs"],
-        "arrived": [a._replace(at_us=a.at_us - zero) for a in frame["arrived"]],
-        "ended": [
-            e._replace(
-                arrival_us=e.arrival_us - zero,
-                admitted_us=None if e.admitted_us is None else e.admitted_us - zero,
-                first_token_us=None if e.first_token_us is None else e.first_token_us - zero,
-                end_us=e.end_us - zero,
-            )
-            for e in frame["ended"]
-        ],
-        "preempted": frame["preempted"],
-    }
+    return Recorded(hello, frame)
 
 
 def main() -> None:

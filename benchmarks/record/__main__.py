@@ -15,6 +15,7 @@ old.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import os
 import shlex
@@ -124,34 +125,17 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
     began_s = time.monotonic()
     scratch = root / "build" / "record"
     scratch.mkdir(parents=True, exist_ok=True)
-    company = Company()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        out = Path(folder) / "out"
-        out.mkdir()
-        words = shlex.split(recording.command)
-        command = [word.format(python=sys.executable, out=out) for word in words]
-        with (Path(folder) / "printed").open("w+") as printed:
-            done = subprocess.run(command, cwd=root, stdout=printed, check=False)
-            printed.seek(0)
-            text = printed.read()
+        out = Path(folder)
+        why = failure(recording, root, out)
         took = f"{(time.monotonic() - began_s) / 60:.1f} minutes"
-        if done.returncode:
-            _say(f"{recording.name} failed with status {done.returncode} after {took}")
-            return False
-        if company.cores() > QUIET_CORES:
-            _say(f"{recording.name} not recorded: others used {company.cores():.2f} of a core")
-            return False
-        if "{out}" not in recording.command:
-            (out / recording.left).write_text(text)
-        if not (out / recording.left).exists():
-            _say(f"{recording.name} failed: it left no {recording.left}")
+        if why is not None:
+            _say(f"{recording.name} {why}, {took}")
             return False
         for name in (*DROPPED, *recording.drops):
-            dropped = out / name
-            if dropped.is_dir():
-                shutil.rmtree(dropped)
-            else:
-                dropped.unlink(missing_ok=True)
+            shutil.rmtree(out / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (out / name).unlink()
         name_paths_from(root, out)
         for inner in (path for path in out.iterdir() if path.is_dir()):
             shutil.rmtree(root / recording.folder / inner.name, ignore_errors=True)
@@ -160,17 +144,28 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
     return True
 
 
+def failure(recording: Recording, root: Path, out: Path) -> str | None:
+    """Runs the command, which leaves its files in ``out``; why they do not count."""
+    company = Company()
+    words = shlex.split(recording.command)
+    command = [word.format(python=sys.executable, out=out) for word in words]
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return f"failed with status {done.returncode}"
+    if company.cores() > QUIET_CORES:
+        return f"not recorded: others used {company.cores():.2f} of a core"
+    if "{out}" not in recording.command:
+        (out / recording.left).write_text(done.stdout)
+    return None if (out / recording.left).exists() else f"failed: it left no {recording.left}"
+
+
 def name_paths_from(root: Path, folder: Path) -> None:
     """Makes absolute paths in the folder's files relative to the checkout, wherever that is."""
-    prefix = f"{root}/".encode()
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            continue
+    for path in (path for path in folder.rglob("*") if path.is_file()):
         zipped = path.suffix == ".gz"
         content = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
-        if prefix in content:
-            content = content.replace(prefix, b"")
-            path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
+        content = content.replace(f"{root}/".encode(), b"")
+        path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
 
 
 def _say(text: str) -> None:
@@ -196,12 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     status = 0
     for recording in TABLE:
-        if args.only:
-            chosen = recording.name in args.only
-        else:
-            due = args.all or recording.rare or state(recording) != "recorded"
-            chosen = due and (args.rare or not recording.rare)
-        if not chosen:
+        due = args.all or recording.rare or state(recording) != "recorded"
+        chosen = due and (args.rare or not recording.rare)
+        if not (recording.name in args.only if args.only else chosen):
             continue
         if (missing := lacks(recording)) is not None:
             _say(f"{recording.name} left out: it needs {missing}")
@@ -210,8 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not quiet(60 * args.patience):
             return 1
         _say(f"{recording.name}: {recording.command}, about {recording.minutes:g} minutes")
-        if not record(recording):
-            status = 1
+        status = status if record(recording) else 1
     return status
 
 

@@ -101,9 +101,9 @@ class Case:
 
     def attended(self, attention: Attention) -> Tensor:
         """`[N, H, D]`. Writes the new keys and values to the pool."""
-        return attention(self.packed, self.pool)(0, *self._split())
+        return attention(self.packed, self.pool)(0, *self.split())
 
-    def _split(self) -> Sequence[Tensor]:
+    def split(self) -> Sequence[Tensor]:
         """Queries, keys and values."""
         return self.fused.split_with_sizes(
             [self._heads.heads, self._heads.kv_heads, self._heads.kv_heads], dim=1
@@ -113,7 +113,7 @@ class Case:
         """By plain torch in float64: each row's result `[count, H, D]`; and the pool's keys and
         values afterwards."""
         size = self._heads.block_tokens
-        q, k, v = self._split()
+        q, k, v = self.split()
         keys, values = self.pool.keys[0].clone(), self.pool.values[0].clone()
         for span in self.spans:
             slots = torch.from_numpy(span.table.slots(span.start, span.start + span.length, size))
@@ -140,11 +140,12 @@ class Case:
 
 
 def differs(
-    attention: Attention, tile_tokens: int, heads: Heads, device: torch.device
-) -> str | None:
+    attention: Attention, tile_tokens: int, heads: Heads, device: torch.device,
+    cases: Sequence[Rows] = CASES,
+) -> str | None:  # fmt: skip
     """Where `attention` differs from plain torch. `tile_tokens`: as of `pack`."""
     deadline_s = time.monotonic() + COMPARE_S
-    for seed, rows in enumerate(CASES):
+    for seed, rows in enumerate(cases):
         case = Case(rows, heads, tile_tokens, device, seed)
         results, keys, values = case.expected()
         found = case.attended(attention)
@@ -152,12 +153,11 @@ def differs(
             return "new keys and values are not stored in their slots"
         limit = TOLERANCE[keys.dtype]
         for span, expected in zip(case.spans, results, strict=True):
-            mine = found[span.first : span.first + span.length]
-            error = float((mine - expected).abs().max())
+            error = found[span.first : span.first + span.length] - expected
             allowed = limit * max(1.0, float(expected.abs().max()))
-            if not error <= allowed:
+            if not (most := float(error.abs().max())) <= allowed:
                 return (
-                    f"{span.length} new tokens over {span.start} others differ by {error:.2g}, "
+                    f"{span.length} new tokens over {span.start} others differ by {most:.2g}, "
                     f"allowed: {allowed:.2g}"
                 )
         if time.monotonic() > deadline_s:

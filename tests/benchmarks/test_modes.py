@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.bare import Job, run_bare
-from benchmarks.http.streams import text_work
+from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.modes.__main__ import METRICS, NOBATCH_REQUESTS, Turn, ratios
 from benchmarks.modes.original import run_original
 from client.experiment import Experiment, Found
@@ -17,8 +16,9 @@ from scheduling.policies.nobatch import NoBatch
 
 def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
     network = load_network("embedded", torch.device("cpu"), torch.float32, 0)
-    work = [Job(job.prompt, 8 + 4 * i) for i, (_, job) in enumerate(text_work("embedded")[:3])]
     model = load_model(LoadOptions("nobatch", "embedded", "cpu", "float32", 0, 1))
+    jobs = offline_work(model.vocab_size, 3)
+    work = [Job(job.prompt, 8 + 4 * i) for i, job in enumerate(jobs)]
     expected = run_bare(model, NoBatch(), "nobatch", work, 1).outputs
     found, seconds = run_original(network, work)
     assert found == expected

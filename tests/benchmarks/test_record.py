@@ -138,6 +138,15 @@ def test_the_table_names_code_and_commands_that_are_there() -> None:
             assert (ROOT / words[0]).exists()
 
 
+def test_every_recording_is_there_and_quoted() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    text = "".join(page.read_text() for page in pages)
+    for one in TABLE:
+        assert (ROOT / one.shows).exists(), one.name
+        quoted = one.folder if one.folder.startswith("results/") else one.left
+        assert quoted in text, f"no page quotes {one.name}"
+
+
 def test_all_regular_recordings_fit_into_the_time_for_them() -> None:
     assert sum(one.minutes for one in TABLE if not one.rare) <= MOST_MINUTES
 

@@ -40,27 +40,13 @@ def load(task: Task) -> Engine:
     memory = llama_cpp.llama_get_memory(context)
     batch = llama_cpp.llama_batch_init(STEP_TOKENS, 0, 1)
 
-    def sampler(seed: int) -> Any:
-        """Of one request, as in its server."""
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        for step in (
-            llama_cpp.llama_sampler_init_temp(task.temperature),
-            llama_cpp.llama_sampler_init_top_p(task.top_p, 1),
-            llama_cpp.llama_sampler_init_dist(seed),
-        ):
-            llama_cpp.llama_sampler_chain_add(chain, step)
-        return chain
-
-    def draw(row: int, chain: Any) -> int:
-        if chain is not None:
-            return int(llama_cpp.llama_sampler_sample(chain, context, row))
+    def draw(row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(context, row)
         return int(np.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())
 
     def generate(prompts: list[list[int]], output_tokens: list[int]) -> list[list[int]]:
         outputs: list[list[int]] = [[] for _ in prompts]
         waiting, places = list(range(len(prompts))), list(range(sequences))
-        chains = [sampler(seed) if task.temperature else None for seed in waiting]
         running: dict[int, int] = {}  # request: its sequence id in the library
         while waiting or running:
             batch.n_tokens = 0
@@ -80,13 +66,10 @@ def load(task: Task) -> Engine:
             if status := llama_cpp.llama_decode(context, batch):
                 raise RuntimeError(f"llama_decode: {status}")
             for request, row in drawn.items():
-                outputs[request].append(draw(row, chains[request]))
+                outputs[request].append(draw(row))
                 if len(outputs[request]) == output_tokens[request]:
                     places.append(place := running.pop(request))
                     llama_cpp.llama_memory_seq_rm(memory, place, -1, -1)
-        for chain in chains:
-            if chain is not None:
-                llama_cpp.llama_sampler_free(chain)
         return outputs
 
     kind = "float32" if in_float32 else "float16"

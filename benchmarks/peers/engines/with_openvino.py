@@ -30,9 +30,7 @@ def load(task: Task) -> Engine:
             config = genai.GenerationConfig()
             config.max_new_tokens = config.min_new_tokens = n
             config.ignore_eos = True
-            config.do_sample = task.temperature > 0
-            if config.do_sample:
-                config.temperature, config.top_p = task.temperature, task.top_p
+            config.do_sample = False
             configs.append(config)
         inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         answers = pipeline.generate(inputs, configs)

@@ -24,13 +24,7 @@ def load(task: Task) -> Engine:
 
     def generate(prompts: list[list[int]], output_tokens: list[int]) -> list[list[int]]:
         sampling = [
-            SamplingParams(
-                temperature=task.temperature,
-                top_p=task.top_p,
-                max_tokens=n,
-                ignore_eos=True,
-                detokenize=False,
-            )
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
             for n in output_tokens
         ]
         inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.bare import Job
+from benchmarks.harness.report import table_of
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import results, work
 from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.environments import HERE, PEERS
+from client.experiment import Experiment, Found
 from models.gpt2 import GPTConfig
 
 
@@ -23,7 +27,6 @@ class SmallWork(work.Work):
         self.folder, self.scratch = scratch, scratch
         self.config = GPTConfig(vocab_size=11, context=16, n_layer=1, n_head=1, n_embd=4)
         self.jobs = [Job([1], 2), Job([2, 3], 1)]
-        self.temperature, self.top_p = 0.0, 1.0
 
 
 def run(tmp_path: Path, program: str) -> results.Result:
@@ -35,7 +38,7 @@ def run(tmp_path: Path, program: str) -> results.Result:
 
 
 def writes(outputs: str) -> str:
-    done = f"{{'seconds': 0.5, 'settings': 'its own', 'outputs': {outputs}}}"
+    done = f"{{'seconds': 0.5, 'settings': 'its own', 'outputs': {outputs}, 'passes': []}}"
     return f"pathlib.Path(sys.argv[2]).write_text(json.dumps({done}))"
 
 
@@ -59,34 +62,43 @@ def rounds_of(*tokens: int) -> list[results.Result]:
     return [results.Result(2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
 
 
+def found(rounds: dict[str, list[results.Result]], *dtypes: str) -> list[Found]:
+    sides = dict.fromkeys(rounds, lambda _: None)
+    ran = Found(Experiment(sides, results.METRICS, results.OURS), rounds)
+    return [results.of_precision(ran, dtype) for dtype in dtypes]
+
+
+def figures(tmp_path: Path, rounds: Sequence[Found]) -> dict[tuple[str, str], Any]:
+    limits = Limits(1e9, {"float32": 1e9})
+    told = results.summary(rounds, limits, SmallWork(tmp_path).least_seconds)
+    return {(dtype, name): value for dtype, name, value in told}
+
+
 def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: Path) -> None:
     rounds = {
-        ("float32", results.OURS): rounds_of(100, 120, 80),  # the machine drifts by half
-        ("float32", "slow"): rounds_of(40, 40, 40),
-        ("float32", "fast"): rounds_of(80, 96, 64),
-        ("float32", "broken"): [results.Result(2, error="no tokens")] * 3,
-        ("int8", "narrow"): rounds_of(50, 60, 40),
+        "float32 ours": rounds_of(100, 120, 80),  # the machine drifts by half
+        "float32 slow": rounds_of(40, 40, 40),
+        "float32 fast": rounds_of(80, 96, 64),
+        "float32 broken": [results.Result(2, error="no tokens")] * 3,
+        "int8 narrow": rounds_of(50, 60, 40),
     }
-    limits = Limits(1e9, {"float32": 1e9})
-    found = results.summary(rounds, limits, SmallWork(tmp_path).least_seconds)
-    best = found["float32"]["ours / the best peer (fast)"]
+    of = found(rounds, "float32", "int8")
+    assert list(of[0].turns) == ["ours", "slow", "fast"]
+    best = figures(tmp_path, of)["float32", "ours / the best peer (fast)"]
     assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
     assert best.drift == pytest.approx(1.5)
-    card = results.card("it", rounds, limits, found)
-    assert "| float32 | fast | 3 | 2 | 80 | 80.0 | 1.25 [1.25, 1.25], a tie |" in card
-    assert "| float32 | broken | - | 2 | - | - | - | - | no tokens |" in card
+    assert "| float32 | fast | 80 | 80 | 2 | 0.800 [0.800, 0.800], a tie |" in table_of(of[:1])
 
 
 def test_ours_is_also_compared_with_the_fastest_peer_in_any_precision(tmp_path: Path) -> None:
     rounds = {
-        ("float32", results.OURS): rounds_of(100, 120),
-        ("float32", "float"): rounds_of(50, 60),
-        ("int8", "narrow"): rounds_of(80, 96),
+        "float32 ours": rounds_of(100, 120),
+        "float32 float": rounds_of(50, 60),
+        "int8 narrow": rounds_of(80, 96),
     }
-    limits = Limits(1e9, {"float32": 1e9})
-    found = results.summary(rounds, limits, SmallWork(tmp_path).least_seconds)
-    assert found["float32"]["ours / the best peer (float)"].value == pytest.approx(2)
-    in_any = found["float32"]["ours / the best peer in any precision (narrow in int8)"]
+    told = figures(tmp_path, found(rounds, "float32", "int8"))
+    assert told["float32", "ours / the best peer (float)"].value == pytest.approx(2)
+    in_any = told["float32", "ours / the best peer in any precision (narrow in int8)"]
     assert in_any.value == pytest.approx(1.25)
 
 

@@ -1,7 +1,6 @@
 """Tokens per second with speculation and without it, and the share of drafts that is accepted.
 
     python -m benchmarks.speculation                    # smollm2, under 4 minutes
-    python -m benchmarks.speculation --clock cpu        # seconds of one thread, on a busy machine
 
 Four parts, each with `--speculate` and without it, in turns on the same work: texts that are edited
 and random text, one stream and as many as the batch holds. Tokens must be the same on both sides.
@@ -12,33 +11,54 @@ later, and then drafts are right. Policy `orca`, without HTTP.
 from __future__ import annotations
 
 import argparse
-import time
+import itertools
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from benchmarks.bare import GREEDY, BareRun, Job, run_bare
+from benchmarks.bare import GREEDY, BareRun, Job, jobs, loaded, run_bare
 from benchmarks.harness.picture import plt, without_frame
 from benchmarks.harness.picture import save as save_picture
-from benchmarks.harness.report import machine, options, report
+from benchmarks.harness.report import here, options, report
 from benchmarks.harness.turns import ratio_of
-from benchmarks.speculation.work import edits, random_texts
 from client.experiment import Experiment, Found
 from engine.speculation import Speculation
-from model import LoadOptions, load_model
 from requested import Sampling
-from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
+from text.chat import load_chat_template
+from text.vocabulary import load_tokenizer
 
 EDITING, RANDOM = "editing", "random text"
 SAMPLINGS = {EDITING: GREEDY, RANDOM: Sampling(temperature=1)}
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
-
-
 WITHOUT, WITH = "without", "with drafts"
+ASK = (
+    'Copy the following text, and replace the word "{old}" by the word "{new}" everywhere. Answer '
+    "with the text alone.\n\n{text}"
+)
+# word, its replacement, text
+EDITS: list[tuple[str, str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+
+
+def edits(model: str, requests: int, output_tokens: int | None = None) -> list[Job]:
+    """Texts in which a word is replaced, as a chat with the model, in its own template. An answer
+    is as long as its text, or has `output_tokens`."""
+    tokenizer = load_tokenizer(model)
+    template = load_chat_template(model, tokenizer)
+    made = []
+    for old, new, text in itertools.islice(itertools.cycle(EDITS), requests):
+        content = ASK.format(old=old, new=new, text=text)
+        ids = template.encode([{"role": "user", "content": content}])
+        made.append(Job(ids, output_tokens or len(tokenizer.encode(text))))
+    return made
+
+
+def random_texts(vocab_size: int, requests: int, output_tokens: int, seed: int) -> list[Job]:
+    sizes = [64] * requests, [output_tokens] * requests
+    return jobs(np.random.default_rng(seed), vocab_size, *sizes)
 
 
 def total(runs: Sequence[BareRun], of: str) -> int:
@@ -57,13 +77,7 @@ class Side:
     """A model, and what its server learnt from one run to the next."""
 
     def __init__(self, args: argparse.Namespace, speculate: int) -> None:
-        self.model: Executor = load_model(
-            LoadOptions(
-                "dynamic", args.model, "cpu", args.dtype, 0, args.streams, speculate=speculate
-            )
-        )
-        self.model.warm_up()
-        self._clock = CLOCKS[args.clock]
+        self.model = loaded(args.model, args.dtype, args.streams, speculate=speculate)
         self._predictor = Predictor()
         self._speculation = Speculation(speculate, self._predictor) if speculate else None
 
@@ -73,7 +87,7 @@ class Side:
         """Groups of jobs, one group after the other."""
         return [
             run_bare(
-                self.model, Orca(), "dynamic", group, limit, sampling, clock=self._clock,
+                self.model, Orca(), "dynamic", group, limit, sampling,
                 predictor=self._predictor, speculation=self._speculation,
             )
             for group in groups
@@ -108,11 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--speculate", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--streams", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--output-tokens", type=int, default=40, help="of each of many streams")
-    parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--picture", type=Path, help="file for the picture")
     args = parser.parse_args(argv)
-    if args.clock == "cpu":
-        torch.set_num_threads(1)
     sides = {WITHOUT: Side(args, 0), WITH: Side(args, args.speculate)}
     vocab_size, streams, tokens = sides[WITHOUT].model.vocab_size, args.streams, args.output_tokens
     alone = [[job] for job in edits(args.model, 8)]
@@ -139,12 +150,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for groups, limit in of
     ]
     info = sides[WITH].model.info
-    head = f"{args.model}, {info.dtype}, --speculate {args.speculate}, {args.clock} seconds"
+    head = f"{args.model}, {info.dtype}, --speculate {args.speculate}"
     same = "the same" if all(map(same_tokens, found)) else "NOT THE SAME"
     name = f"speculation-{info.dtype}"
     report(found, head, args.out, name, f"Tokens with drafts: {same}.", same_tokens=same)
     if args.picture is not None:
-        draw(found, args.picture, f"{head}\n{machine()}")
+        draw(found, args.picture, f"{head}\n{here()}")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""What speculation saves where a text is edited, and what it costs where drafts are of no use."""
