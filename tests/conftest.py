@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,10 @@ if not Path("/dev/nvidiactl").exists():
 
 from tests.smollm2 import fetched
 from tests.support.process import close_all
+
+# else every worker, and every process that a test starts, compiles all that it imports
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +35,13 @@ settings.load_profile("project")
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("markexpr"):  # ./test.sh --long
         settings.load_profile("long")
+
+
+def pytest_collection_finish() -> None:
+    """Interpreted kernels took a third of their time for sums in int64, which nothing read."""
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        builder = interpreter.interpreter_builder
+        builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture(scope="session")

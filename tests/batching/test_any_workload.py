@@ -105,7 +105,7 @@ SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
 
 
 @every_mode_and_policy
-@examples(40, 300)
+@examples(20, 300)
 @example(PREEMPTED_IN_FLIGHT, SMALL, "fifo", 0, Mishaps())
 @given(
     workload=workloads(3, signals(), **ASKED),
@@ -203,7 +203,7 @@ def test_a_request_that_kills_the_model_runs_alone_and_fails_at_the_next_loss(
     assert killer.generated == 0
 
 
-@examples(40)
+@examples(25)
 @given(workload=workloads(), limits=LIMITS)
 def test_static_answers_leave_with_the_batch_or_each_on_its_own(
     workload: list[Client], limits: dict[str, int]

@@ -121,7 +121,7 @@ def test_queries_and_keys_are_normed_and_turned_in_place(
 
 
 @pytest.mark.usefixtures("on_device")
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("dtype", [F32, pytest.param(F16, marks=pytest.mark.long), BF16], ids=str)
 def test_what_triton_computes_and_draws_is_that_of_plain_torch(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from tests.scheduling.law import Law
 from text.tokenizer import Tokenizer
 
 VOCAB = 97
-CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=2, n_head=2, n_embd=32)
+CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=32)
 WORK = [Job([(7 * i + j) % VOCAB for j in range(3 + 9 * i)], 2 + i) for i in range(4)]
 
 
@@ -169,7 +169,7 @@ def test_constraints_are_those_of_the_cpus_path(graphs: bool) -> None:
             Orca(), Tally(), max_batch_size=3, max_waiting=9, lookahead=int(kernel is True)
         )
         manager.serve(model, make_ledger("dynamic", model))
-        made = [Inference([5, 6, 7], 30, s, 0.0, end_ids=frozenset([0])) for s in asked]
+        made = [Inference([5, 6, 7], 20, s, 0.0, end_ids=frozenset([0])) for s in asked]
         for inference in made:
             manager.enqueue(inference)
         while not isinstance(manager.step(MODES["dynamic"].lay_out, lambda: 0.0), Wait):

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers  # its classes are imported where they are used: shards need none
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-    SmolLM3Config,
-)
 
 VOCAB, CONTEXT = 307, 96
 _BASE: dict[str, Any] = {
@@ -32,25 +24,25 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Any] = {
-    "llama": lambda: LlamaConfig(
+    "llama": lambda: transformers.LlamaConfig(
         **_BASE,
         **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                 original_max_position_embeddings=32),
     ),
-    "llama-linear": lambda: LlamaConfig(
+    "llama-linear": lambda: transformers.LlamaConfig(
         **_BASE, head_dim=32, tie_word_embeddings=True, **_rope("linear", factor=4.0)
     ),
-    "llama-yarn": lambda: LlamaConfig(
+    "llama-yarn": lambda: transformers.LlamaConfig(
         **_BASE, **_rope("yarn", factor=4.0, original_max_position_embeddings=24)
     ),
-    "llama-dynamic": lambda: LlamaConfig(**_BASE, **_rope("dynamic", factor=4.0)),
-    "mistral": lambda: MistralConfig(**_BASE, head_dim=32, sliding_window=7),
-    "smollm3": lambda: SmolLM3Config(**_BASE | {"num_hidden_layers": 5}),
-    "qwen2": lambda: Qwen2Config(
+    "llama-dynamic": lambda: transformers.LlamaConfig(**_BASE, **_rope("dynamic", factor=4.0)),
+    "mistral": lambda: transformers.MistralConfig(**_BASE, head_dim=32, sliding_window=7),
+    "smollm3": lambda: transformers.SmolLM3Config(**_BASE | {"num_hidden_layers": 5}),
+    "qwen2": lambda: transformers.Qwen2Config(
         **_BASE, use_sliding_window=True, sliding_window=9, max_window_layers=1
     ),
-    "qwen3": lambda: Qwen3Config(**_BASE, head_dim=48),
-    "gemma3": lambda: Gemma3TextConfig(
+    "qwen3": lambda: transformers.Qwen3Config(**_BASE, head_dim=48),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
         **_BASE | {"num_hidden_layers": 7}, head_dim=32, sliding_window=5,
         query_pre_attn_scalar=20,
         rope_parameters={
@@ -64,7 +56,7 @@ FAMILIES: dict[str, Any] = {
 def write(config: Any, folder: Path) -> Any:
     """Returns the peer: a model of `transformers` in float32."""
     torch.manual_seed(11)
-    peer = AutoModelForCausalLM.from_config(config).float().eval()
+    peer = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     is_gemma = config.model_type == "gemma3_text"
     with torch.no_grad():
         for parameter in peer.parameters():

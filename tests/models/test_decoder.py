@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
-from transformers import LlamaConfig
 
 from models.decoder import Decoder, RMSNorm
 from models.networks import Network
@@ -237,6 +236,8 @@ def test_the_names_of_older_configurations_mean_the_same(
 
 
 def test_fields_that_compute_nothing_are_ignored() -> None:
+    from transformers import LlamaConfig
+
     fields = LlamaConfig().to_dict()
     assert describe({**dict.fromkeys(IGNORED, 3), **fields}) == describe(fields)
 

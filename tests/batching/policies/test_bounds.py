@@ -51,7 +51,7 @@ def modes_of(policies: Iterable[str]) -> pytest.MarkDecorator:
 
 
 @modes_of(STALL_BOUNDS)
-@examples(20, 80)
+@examples(12, 80)
 @given(workload=workloads(), limit=st.integers(2, 8), budget=st.integers(44, 200))
 def test_decoding_stalls_no_longer_than_the_policy_says(
     mode: Mode, workload: list[Client], limit: int, budget: int
@@ -73,7 +73,7 @@ def overtaken_by(inference: Inference, world: World) -> int:
 
 
 @modes_of(MOST_OVERTAKING)
-@examples(20, 80)
+@examples(12, 80)
 @given(
     workload=workloads(choices=3),
     limit=st.integers(1, 4),

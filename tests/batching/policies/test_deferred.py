@@ -94,7 +94,7 @@ def sender(tokens: int, max_tokens: int = 1, service_class: ServiceClass = "defe
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("ledger", ADMISSIONS.values(), ids=ADMISSIONS)
-@examples(15, 200)
+@examples(10, 200)
 @given(
     senders=SENDERS,
     max_batch_size=st.integers(1, 8),

@@ -14,7 +14,7 @@ VTC = next(mode for mode in DYNAMIC_MODES if mode.name == "vtc, reserve")
 LONGEST_PROMPT, BUDGET = 20, 120
 
 
-@examples(60)
+@examples(30)
 @given(
     sizes=st.lists(
         st.tuples(
