@@ -72,7 +72,7 @@ def test_what_was_written_is_concluded_again_from_the_runs(
     assert (tmp_path / "sleep" / "fast" / "picture.svg").read_text().startswith("<svg")
     for words in (verdict.upper(), "smallest visible effect", "baseline against itself"):
         assert words in as_text(found)
-    assert ("below 1" in as_text(found)) == below
+    assert ("below 1" in found["traffic"]["reason"]) == below
     assert "fast" in summary([found]).as_text()
     text = filled("<!-- measured: fast -->\nold\n<!-- end -->", [found], "results/x")
     assert "results/x/sleep/fast/picture.svg" in text
