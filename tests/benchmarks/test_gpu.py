@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import main
 from benchmarks.on_gpu.points import Point, read, tables
 from benchmarks.on_gpu.work import SAMPLING, Decoding, Models, Options
 
@@ -96,16 +97,24 @@ def test_the_first_call_runs_from_a_bare_checkout(left: str, tmp_path: Path) -> 
     assert all(isinstance(step[name], float) for name in ("served, lookahead", "served, none"))
 
 
-def test_the_second_call_runs_to_its_end(tmp_path: Path) -> None:
-    points, printed = run(["B"], tmp_path, code=RUN)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["mixed", "peer", "memcheck"],  # without servers, which take as long as the others
+        pytest.param(["mixed", "http", "equal", "peer", "memcheck"], marks=pytest.mark.long),
+    ],
+    ids=len,
+)
+def test_the_second_call_runs_to_its_end(parts: list[str], tmp_path: Path) -> None:
+    points, printed = run(["B", "--parts", *parts], tmp_path, code=RUN)
     assert set(left_out(points)) <= {"memcheck"}  # its tool is a part of CUDA's
-    assert begun(printed) == ["mixed", "http", "equal", "peer", "memcheck"]
+    assert begun(printed) == parts
     sides = [
         (p.row["mode"], p.row["lookahead"]) for p in points if p.table.startswith("modes, mixed")
     ]
     assert sides == [(mode, ahead) for mode in ("nobatch", "static", "dynamic") for ahead in (0, 1)]
     over_http = {p.row["mode"]: p.row["lost"] for p in points if p.table.startswith("over HTTP")}
-    assert over_http == {"dynamic": 0, "launcher": 0}
+    assert over_http == ({"dynamic": 0, "launcher": 0} if "http" in parts else {})
 
 
 def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
@@ -115,9 +124,10 @@ def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
         Decoding(model, 2, 20, SAMPLING["greedy"])
 
 
-def test_a_part_that_no_call_has_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no part 'prefil' in call A; allowed: device, "):
-        run(["A", "--parts", "prefil"], tmp_path)
+def test_a_part_that_no_call_has_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["A", "--parts", "prefil"])
+    assert "no part 'prefil' in call A; allowed: device, " in capsys.readouterr().err
 
 
 TROUBLE = """
@@ -150,7 +160,8 @@ def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: P
 
 
 def test_without_time_or_triton_what_is_left_out_is_named(tmp_path: Path) -> None:
-    points, _ = run(["A", "--seconds", "0"], tmp_path)
+    main(["A", "--seconds", "0", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    points = list(read(tmp_path / "points.jsonl"))
     assert set(left_out(points).values()) == {"no time left"}
     code = f"import sys\nsys.modules['triton'] = None\n{BARE}"
     points, _ = run(["A", "--parts", "device", "networks"], tmp_path, code=code)
