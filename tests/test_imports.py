@@ -85,14 +85,18 @@ def modules() -> list[tuple[str, Path]]:
 
 @functools.cache
 def imported(path: Path) -> set[str]:
-    """The first names of all that a module imports; relative imports stay in their package."""
+    """The dotted names that a module imports; relative imports stay in their package."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.split(".")[0])
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def first(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(path)}
 
 
 def test_every_module_has_a_floor() -> None:
@@ -103,42 +107,24 @@ def test_every_module_has_a_floor() -> None:
 def test_a_package_imports_only_what_stands_on_lower_floors(package: str) -> None:
     for of, path in modules():
         if of == package:
-            ours = (imported(path) & (set(FLOOR_OF) | UNBOUND)) - {package}
+            ours = (first(path) & (set(FLOOR_OF) | UNBOUND)) - {package}
             wrong = {name for name in ours if FLOOR_OF.get(name, len(HOUSE)) >= FLOOR_OF[package]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
-
-
-@functools.cache
-def imported_of_package(path: Path, package: str) -> set[str]:
-    """The second names of what a module imports of a package: its folders and files."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        names |= {name.split(".")[1] for name in dotted if name.startswith(f"{package}.")}
-    return names
 
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_a_folder_imports_only_lower_floors_of_its_package(package: str) -> None:
     floor_of = {name: floor for floor, names in enumerate(FLOORS[package]) for name in names}
+    for name in floor_of:
+        place = ROOT / package / name
+        assert place.is_dir() or place.with_suffix(".py").exists(), f"{package}/{name} is gone"
     for of, path in modules():
         own = path.relative_to(ROOT / package).parts[0].removesuffix(".py") if of == package else ""
         if own in floor_of:
-            for name in imported_of_package(path, package) - {own}:
+            inside = [name.split(".") for name in imported(path)]
+            for name in {parts[1] for parts in inside if parts[0] == package and parts[1:]} - {own}:
                 floor = floor_of.get(name, len(FLOORS[package]))
                 assert floor < floor_of[own], f"{path.relative_to(ROOT)} imports {package}.{name}"
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_every_floor_names_what_exists(package: str) -> None:
-    for name in set().union(*FLOORS[package]):
-        place = ROOT / package / name
-        assert place.is_dir() or place.with_suffix(".py").exists(), f"{package}/{name} is gone"
 
 
 def test_the_packages_without_torch_reach_none_through_what_they_import() -> None:
@@ -154,24 +140,13 @@ def test_the_packages_without_torch_reach_none_through_what_they_import() -> Non
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
     )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            *names,
-            "tests.support.hash_model",
-            "model_server.remote.model",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    names += ["tests.support.hash_model", "model_server.remote.model"]
+    command = [sys.executable, "-c", program, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_packages_without_torch_do_not_name_it_either() -> None:
     for package, path in modules():
         if package in WITHOUT_TORCH:
-            assert "torch" not in imported(path), path
+            assert "torch" not in first(path), path

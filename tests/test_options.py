@@ -59,12 +59,6 @@ def test_an_option_goes_by_other_flags_and_other_variables_too(
     assert Sample.from_args(["small", *args], environ).host == host
 
 
-def test_an_error_names_every_name_of_its_option() -> None:
-    with pytest.raises(OptionError) as refused:
-        Sample("small", host="")
-    assert str(refused.value).startswith("--host, --hostname (S_HOST, SAMPLE_HOSTNAME) is ''; ")
-
-
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("Yes", True), ("0", False), ("no", False), ("", False)]
 )
@@ -109,7 +103,10 @@ def test_help_shows_the_options_by_group_with_all_their_names(
     assert "(default here; S_HOST, SAMPLE_HOSTNAME)" in words
 
 
-def test_secrets_are_not_shown() -> None:
+def test_an_error_names_every_name_of_its_option_and_secrets_are_not_shown() -> None:
+    with pytest.raises(OptionError) as refused:
+        Sample("small", host="")
+    assert str(refused.value).startswith("--host, --hostname (S_HOST, SAMPLE_HOSTNAME) is ''; ")
     sample = Sample("small", password="abc")
     assert "abc" not in repr(sample)
     assert sample.as_dict()["password"] == "(set)"

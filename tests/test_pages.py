@@ -1,4 +1,4 @@
-"""The pages: short, reached from the README, and without dead links."""
+"""The pages: short, reached from the README, without dead links, and the walk through the code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 LINK = re.compile(r"\]\(([^)\s#]+)?(?:#([^)\s]+))?\)")
+FUNCTION = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#)]+)\)")
+STOP = re.compile(r"^\d+\. \*\*[^:]+\*\*: " + FUNCTION.pattern, re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -38,3 +40,11 @@ def test_no_page_has_more_than_200_lines_and_the_readme_at_most_110() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert len(page.read_text().splitlines()) <= 200, page.name
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
+def test_the_walk_of_one_token_has_at_most_eight_stops_at_functions_that_exist() -> None:
+    page = (ROOT / "docs" / "one-token.md").read_text()
+    assert 1 < len(STOP.findall(page)) <= 8
+    for shown, name, path in FUNCTION.findall(page):
+        assert shown == path
+        assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE), name

@@ -1,7 +1,8 @@
-"""Stores for the tests: each on SQLite and, where its binaries are installed, on PostgreSQL."""
+"""Stores for the tests: on SQLite, and each also on PostgreSQL where its binaries are installed."""
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,20 +53,39 @@ def sqlite_store(data_dir: Path) -> Iterator[JobStore]:
     opened.close()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Those who work on a store need not know its database. Its own tests are on both, and so are
+    those that ask for `each_store`."""
+    if "each_store" in metafunc.fixturenames:
+        asked = "each_store" in inspect.signature(metafunc.function).parameters
+        both = asked or "store" in metafunc.definition.path.parts
+        kinds = ["sqlite", "postgresql"] if both else ["sqlite"]
+        metafunc.parametrize("each_store", kinds, indirect=True)
+
+
+@pytest.fixture
+def store(each_store: JobStore) -> JobStore:
+    return each_store
+
+
 @pytest.fixture(scope="session")
 def shared_postgresql_url(postgres: Postgres) -> str:
     """For one test after the other: to make a database takes longer than most tests."""
     return postgres.new_database()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
+def empty(store: JobStore) -> None:
+    with store._database.write(durable=False) as connection:
+        connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)}"))
+
+
+@pytest.fixture
+def each_store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
     """Without a row."""
     if request.param == "sqlite":
         opened = open_store(request.getfixturevalue("data_dir"))
     else:
         opened = open_store(request.getfixturevalue("shared_postgresql_url"))
-        with opened._database.write(durable=False) as connection:
-            connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)}"))
+        empty(opened)
     yield opened
     opened.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Table, func, select
@@ -81,14 +84,11 @@ def finalise(store: JobStore, now_s: float = NOW_S) -> Batch:
 def lines_of(
     store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S
 ) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _raw_lines(store, owner, file_id, now_s)]
-
-
-def _raw_lines(store: JobStore, owner: str, file_id: str | None, now_s: float) -> Iterator[bytes]:
-    if file_id is not None:
-        content = b"".join(store.files.content(owner, file_id, now_s))
-        assert content.endswith(b"\n")
-        yield from content.splitlines()
+    if file_id is None:
+        return []
+    content = b"".join(store.files.content(owner, file_id, now_s))
+    assert content.endswith(b"\n")
+    return [json.loads(line) for line in content.splitlines()]
 
 
 def rows_of(store: JobStore, table: Table) -> int:
@@ -96,6 +96,18 @@ def rows_of(store: JobStore, table: Table) -> int:
     with store._database.read() as connection:
         count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
         return count
+
+
+@contextmanager
+def full_disk(folder: Path, further_bytes: int = 0) -> Iterator[None]:
+    """No file may grow beyond a size, which is how the database meets a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(path.stat().st_size for path in folder.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + further_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def ids(lines: Sequence[dict[str, Any]]) -> list[str]:

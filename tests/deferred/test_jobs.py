@@ -14,16 +14,8 @@ from deferred.store import open_store
 
 
 def jobs_at(where: str | Path) -> Jobs:
-    unused: Any = None
-    return Jobs(
-        where,
-        unused,
-        names=["m"],
-        window=4,
-        most_line_bytes=100,
-        retention_s=3600,
-        hurried=lambda: False,
-    )
+    limits: Any = {"window": 4, "most_line_bytes": 100, "retention_s": 3600}
+    return Jobs(where, None, names=["m"], hurried=lambda: False, **limits)  # type: ignore[arg-type]
 
 
 def ended(jobs: Jobs) -> None:

@@ -35,23 +35,19 @@ def test_a_line_without_end_stays_bounded() -> None:
     assert len(line) == MOST + 1
 
 
-def judged(**changes: object) -> NewItem | LineError:
-    envelope = {
-        "custom_id": "a",
-        "method": "POST",
-        "url": ENDPOINTS[0],
-        "body": {"model": "m", "prompt": "x"},
-        **changes,
-    }
-    return Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000).judge(7, json.dumps(envelope).encode())
+def judged(mark: bytes = b"", **changes: object) -> NewItem | LineError:
+    envelope = {"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}, **changes}
+    envelopes = Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000)
+    return envelopes.judge(7, mark + json.dumps(envelope).encode())
 
 
 def test_a_valid_line_keeps_its_body_unchanged() -> None:
     body = {"model": "m", "prompt": "é", "n": 10**30, "f": 0.1, "unknown": [None, True]}
-    item = judged(custom_id="é\ufffd", body=body)
-    assert isinstance(item, NewItem)
-    assert (item.line, item.custom_id) == (7, "é\ufffd")
-    assert json.loads(item.body) == body
+    for mark in (b"", b"\xef\xbb\xbf"):  # before the first character, and no part of it
+        item = judged(mark, custom_id="é\ufffd", body=body)
+        assert isinstance(item, NewItem)
+        assert (item.line, item.custom_id) == (7, "é\ufffd")
+        assert json.loads(item.body) == body
 
 
 @pytest.mark.parametrize("id", ["", "x" * (MOST_CUSTOM_ID + 1), "a\0b", "\ud800", 1, ["a"]])
@@ -68,12 +64,6 @@ def test_a_line_may_name_the_model_by_any_of_its_names() -> None:
     assert isinstance(fault, LineError)
     assert fault.code == "model_not_found"
     assert fault.message.endswith('allowed: "m", "alias"')
-
-
-def test_a_mark_before_the_first_character_is_no_part_of_it() -> None:
-    text = json.dumps({"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}})
-    envelopes = Envelopes(ENDPOINTS[0], ["m"], 10_000)
-    assert isinstance(envelopes.judge(1, b"\xef\xbb\xbf" + text.encode()), NewItem)
 
 
 @given(st.binary(max_size=60) | st.recursive(
@@ -97,21 +87,15 @@ def test_endless_nesting_is_not_json() -> None:
 
 
 def test_a_line_has_the_same_id_whenever_it_is_executed() -> None:
-    told = [
-        json.loads(line)
-        for line in (
-            lines.answered("batch_1", 3, "a", "r1", 200, {"x": 1}),
-            lines.answered("batch_1", 3, "a", "r2", 500, {"error": {}}),
-            lines.unrun("batch_1", 3, "a", "expired"),
-            lines.unrun("batch_1", 3, "a", "cancelled"),
-        )
+    of = ("batch_1", 3, "a")
+    texts = [
+        lines.answered(*of, "r1", 200, {"x": 1}),
+        lines.answered(*of, "r2", 500, {"error": {}}),
     ]
+    texts += [lines.unrun(*of, "expired"), lines.unrun(*of, "cancelled")]
+    told = [json.loads(text) for text in texts]
     assert len({one["id"] for one in told}) == 1
     assert [one["custom_id"] for one in told] == ["a"] * 4
     assert [bool(one["response"]) for one in told] == [True, True, False, False]
-    assert [one["error"] and one["error"]["code"] for one in told] == [
-        None,
-        None,
-        "batch_expired",
-        "batch_cancelled",
-    ]
+    codes = [one["error"] and one["error"]["code"] for one in told]
+    assert codes == [None, None, "batch_expired", "batch_cancelled"]

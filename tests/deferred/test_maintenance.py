@@ -1,9 +1,8 @@
-"""Turns of the maintenance, on a real store."""
+"""When a loop has its turns, and the turns of the maintenance on a real store."""
 
 from __future__ import annotations
 
 import json
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,14 +14,39 @@ import pytest
 from deferred import lines
 from deferred.entities import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
 from deferred.errors import StoreUnavailableError
-from deferred.loop import StoppedError
+from deferred.loop import Loop, StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore
 from deferred.store.schema import batch_items
-from tests.deferred.jobs import MODEL, OWNER, claim, rows_of, save, started, upload
-from tests.deferred.test_worker import eventually
+from tests.deferred.jobs import MODEL, OWNER, claim, full_disk, rows_of, save, started, upload
+from tests.deferred.test_worker import PATIENCE_S, eventually
 
 URL = "/v1/completions"
+
+
+class Hourly(Loop):
+    """A turn an hour, if nothing wakes it."""
+
+    def __init__(self) -> None:
+        super().__init__(hurried=lambda: False)
+        self.turns = threading.Semaphore(0)
+
+    def turn(self) -> float:
+        self.turns.release()
+        return 3600.0
+
+
+def test_a_loop_that_is_woken_has_its_next_turn_at_once_and_one_that_is_stopped_ends() -> None:
+    loop = Hourly()
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    assert loop.turns.acquire(timeout=PATIENCE_S)
+    loop.wake()
+    assert loop.turns.acquire(timeout=PATIENCE_S)
+    loop.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert not loop.turns.acquire(blocking=False)
 
 
 def maintenance_of(
@@ -41,12 +65,9 @@ def maintenance_of(
 
 def submitted(store: JobStore, count: int, prompt_bytes: int = 0) -> Batch:
     """A batch of so many good lines, not validated yet."""
-    body = {"prompt": "x" * prompt_bytes}
-    envelopes = (
-        {"custom_id": str(number), "method": "POST", "url": URL, "body": body}
-        for number in range(count)
-    )
-    file = upload(store, (json.dumps(envelope).encode() + b"\n" for envelope in envelopes))
+    envelope = {"method": "POST", "url": URL, "body": {"prompt": "x" * prompt_bytes}}
+    envelopes = (envelope | {"custom_id": str(number)} for number in range(count))
+    file = upload(store, (json.dumps(one).encode() + b"\n" for one in envelopes))
     now_s = time.time()
     spec = NewBatch(file, URL, MODEL, "24h")
     return store.batches.create(OWNER, spec, now_s, expires_at=now_s + 24 * 3600)
@@ -94,46 +115,37 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
 
 
 def test_a_fault_of_ours_in_validation_is_told_to_the_log_alone(
-    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = submitted(sqlite_store, 3)
+    batch = submitted(store, 3)
 
     def broken(*_: object) -> list[Duplicate]:
         raise RuntimeError("user=eb host=10.0.0.7")
 
-    monkeypatch.setattr(sqlite_store.items, "add", broken)
-    maintenance_of(sqlite_store).turn()
-    failed = sqlite_store.batches.get(OWNER, batch.id)
+    monkeypatch.setattr(store.items, "add", broken)
+    maintenance_of(store).turn()
+    failed = store.batches.get(OWNER, batch.id)
     assert failed.status == "failed"
     assert "10.0.0.7" not in failed.errors[0].message
     assert "10.0.0.7" in caplog.text
 
 
 def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
-    sqlite_store: JobStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file may grow beyond a size, which is how the database meets a full disk."""
-    answered = started(sqlite_store, 2, expires_at=time.time() + 3600)
-    save(sqlite_store, claim(sqlite_store, 2))
-    large, small = submitted(sqlite_store, 40, 500_000), submitted(sqlite_store, 3)
-    maintenance = maintenance_of(sqlite_store, 2**20)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(path.stat().st_size for path in data_dir.iterdir())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 6 * 2**20, limits[1]))
-    try:
+    answered = started(store, 2, expires_at=time.time() + 3600)
+    save(store, claim(store, 2))
+    large, small = submitted(store, 40, 500_000), submitted(store, 3)
+    maintenance = maintenance_of(store, 2**20)
+    with full_disk(data_dir, 6 * 2**20):
         for _ in range(3):
             maintenance.turn()
-        assert [status(sqlite_store, batch) for batch in (large, small, answered)] == [
-            "validating",
-            "in_progress",
-            "completed",
-        ]
-        assert rows_of(sqlite_store, batch_items) == 3
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        found = [status(store, batch) for batch in (large, small, answered)]
+        assert found == ["validating", "in_progress", "completed"]
+        assert rows_of(store, batch_items) == 3
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
     maintenance.turn()
-    assert sqlite_store.batches.get(OWNER, large.id).counts.total == 40
+    assert store.batches.get(OWNER, large.id).counts.total == 40
 
 
 def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
@@ -163,10 +175,10 @@ def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
 
 
 def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
+    each_store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = started(store, 100)  # its window is over
-    maintenance, unrun = maintenance_of(store), lines.unrun
+    batch = started(each_store, 100)  # its window is over
+    maintenance, unrun = maintenance_of(each_store), lines.unrun
 
     def stops(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
         maintenance.stop()
@@ -176,11 +188,10 @@ def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
         stopping.setattr(lines, "unrun", stops)
         with pytest.raises(StoppedError):
             maintenance.turn()
-    assert status(store, batch) == "finalizing"
-    successor = maintenance_of(store)
-    successor.turn()
-    assert store.batches.get(OWNER, batch.id).counts.expired == 100
-    assert status(store, batch) == "expired"
+    assert status(each_store, batch) == "finalizing"
+    maintenance_of(each_store).turn()
+    assert each_store.batches.get(OWNER, batch.id).counts.expired == 100
+    assert status(each_store, batch) == "expired"
 
 
 def test_progress_is_refreshed_within_long_steps(
@@ -211,17 +222,15 @@ def test_progress_is_refreshed_within_long_steps(
     ]
 
 
-def test_a_job_has_at_most_50_000_lines(
-    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_has_at_most_50_000_lines(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines.MOST_LINES == 50_000
     monkeypatch.setattr(lines, "MOST_LINES", 500)  # as many take twenty seconds
-    most, more = submitted(sqlite_store, 500), submitted(sqlite_store, 501)
-    maintenance = maintenance_of(sqlite_store)
+    most, more = submitted(store, 500), submitted(store, 501)
+    maintenance = maintenance_of(store)
     maintenance.turn()
     maintenance.turn()
-    assert sqlite_store.batches.get(OWNER, most.id).counts.total == 500
-    refused = sqlite_store.batches.get(OWNER, more.id)
+    assert store.batches.get(OWNER, most.id).counts.total == 500
+    refused = store.batches.get(OWNER, more.id)
     assert refused.status == "failed"
     assert [(error.code, error.line) for error in refused.errors] == [("too_many_tasks", None)]
     assert "50000" in refused.errors[0].message

@@ -1,7 +1,7 @@
-"""Test upstreams: real HTTP servers with behaviour set from outside, many on one event loop.
+"""The tests' own inference server: HTTP over real sockets, its behaviour set from outside.
 
-`Farm` runs them in a thread of this process. As a command this is one upstream in a process of its
-own, which can be killed and frozen."""
+`Farm` runs many on an event loop in a thread of this process. As a command this is one in a process
+of its own, which can be killed and frozen."""
 
 import asyncio
 import contextlib
@@ -32,10 +32,12 @@ def listening_socket(port: int = 0) -> socket.socket:
 
 class ScriptedUpstream:
     """One OpenAI-like server. Behaviour keys, of which a request may send its own as `behave`:
-    models, models_delay, models_status, health_status, status, headers, delay, hold (wait for
-    release before answering), events, interval, cut_after (streams: abort after so many events),
-    hold_after (streams: wait for release after so many), drop ("before": abort unanswered, "body":
-    abort half-way through the body), separator, raw (body, as Latin-1)."""
+    models, models_delay, models_status, models_endless (a list without an end), health_status,
+    status, headers, delay, hold (wait for release before answering), events, interval, cut_after
+    (streams: abort after so many events), hold_after (streams: wait for release after so many),
+    drop ("before": abort unanswered, "body": abort half-way through the body), separator, raw
+    (body, as Latin-1), said (all that is sent, as Latin-1, HTTP or not; `said_to` one method
+    alone), stalls (`said` has no end)."""
 
     def __init__(self, behaviour: dict[str, Any], port: int = 0) -> None:
         self.behaviour: dict[str, Any] = {"models": ["m"], **behaviour}
@@ -56,10 +58,7 @@ class ScriptedUpstream:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=2**30)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/health", self.health)
-        app.router.add_post("/behave", self.told)
-        app.router.add_route("*", "/{path:.*}", self.infer)
+        app.router.add_route("*", "/{path:.*}", self.handle)
         self.runner = web.AppRunner(
             app, access_log=None, logger=SILENT, handler_cancellation=True, shutdown_timeout=0.05
         )
@@ -73,20 +72,18 @@ class ScriptedUpstream:
             await self.runner.cleanup()
             self.runner = None
 
-    async def models(self, request: web.Request) -> web.Response:
-        await asyncio.sleep(self.behaviour.get("models_delay", 0))
-        status = self.behaviour.get("models_status", 200)
-        data = [{"id": m, "object": "model", "created": 1} for m in self.behaviour["models"]]
-        return web.json_response({"object": "list", "data": data}, status=status)
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response(status=self.behaviour.get("health_status", 200))
-
-    async def told(self, request: web.Request) -> web.Response:
-        self.behave(**await request.json())
-        return web.Response()
-
-    async def infer(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        how = self.behaviour
+        if "said" in how and how.get("said_to") in (None, request.method):
+            return await self.say(request, how)
+        match request.path:
+            case "/v1/models":
+                return await self.models(request, how)
+            case "/health":
+                return web.Response(status=how.get("health_status", 200))
+            case "/behave":
+                self.behave(**await request.json())
+                return web.Response()
         raw = await request.read()
         body: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
@@ -96,12 +93,32 @@ class ScriptedUpstream:
         self.headers.append({k.lower(): v for k, v in request.headers.items()})
         self.current += 1
         try:
-            return await self.answer(request, body, {**self.behaviour, **body.get("behave", {})})
+            return await self.answer(request, body, {**how, **body.get("behave", {})})
         except (asyncio.CancelledError, ConnectionResetError):  # while it waits, or writes
             self.cancelled += 1
             raise
         finally:
             self.current -= 1
+
+    async def say(self, request: web.Request, how: dict[str, Any]) -> web.StreamResponse:
+        assert request.transport is not None
+        await request.read()
+        request.transport.write(how["said"].encode("latin-1"))
+        if how.get("stalls"):
+            await self.gate.wait()
+        request.transport.close()
+        raise ConnectionResetError
+
+    async def models(self, request: web.Request, how: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(how.get("models_delay", 0))
+        if how.get("models_endless"):
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            while True:
+                await response.write(b" " * 65536)
+        data = [{"id": m, "object": "model", "created": 1} for m in how["models"]]
+        listed = {"object": "list", "data": data}
+        return web.json_response(listed, status=how.get("models_status", 200))
 
     async def answer(
         self, request: web.Request, body: dict[str, Any], how: dict[str, Any]
@@ -114,14 +131,14 @@ class ScriptedUpstream:
         status = how.get("status", 200)
         if status == 200 and (body.get("stream") or request.path == "/generate_stream"):
             return await self.stream(request, body, how)
-        text = "".join(f" w{i}" for i in range(how.get("events", EVENTS)))
-        shown = self.shown(request, body, "message", text) | {"usage": {"total_tokens": 6}}
-        raw = how["raw"].encode("latin-1") if "raw" in how else json.dumps(shown).encode()
         if how.get("drop") == "body":
             response = web.StreamResponse(status=status, headers={"Content-Length": "1000"})
             await response.prepare(request)
             await response.write(b'{"half": ')
             return self.abort(request)
+        text = "".join(f" w{i}" for i in range(how.get("events", EVENTS)))
+        shown = self.shown(request, body, "message", text) | {"usage": {"total_tokens": 6}}
+        raw = how["raw"].encode("latin-1") if "raw" in how else json.dumps(shown).encode()
         headers = {"Content-Type": "application/json", **how.get("headers", {})}
         return web.Response(body=raw, status=status, headers=headers)
 
@@ -147,10 +164,10 @@ class ScriptedUpstream:
     @staticmethod
     def shown(request: web.Request, body: dict[str, Any], part: str, text: str) -> dict[str, Any]:
         """A completion's or a chat's object, or one of its chunks."""
-        chat = request.path.endswith("chat/completions")
-        said = {part: {"role": "assistant", "content": text}} if chat else {"text": text}
+        said: dict[str, Any] = {"text": text}
         kind = "text_completion"
-        if chat:
+        if request.path.endswith("chat/completions"):
+            said = {part: {"role": "assistant", "content": text}}
             kind = "chat.completion" + (".chunk" if part == "delta" else "")
         choices = [{"index": 0, "finish_reason": "stop" if part == "message" else None, **said}]
         fixed = {"id": "cmpl-1", "object": kind, "created": 1}

@@ -33,6 +33,15 @@ def in_the_hung_iteration(world: World, look: Callable[[], None]) -> list[int]:
     return calls
 
 
+def ends_of(world: World, look: Callable[[], None]) -> list[str | None]:
+    """How all requests end with a look into the hung iteration."""
+    calls = in_the_hung_iteration(world, look)
+    world.run()
+    assert calls == [HUNG]
+    check_closed(world)
+    return [i.record.end if i.record else None for i in world.submitted]
+
+
 @every_mode
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("tokens", [HUNG, 9], ids=["its last token is computed", "more would come"])
@@ -60,12 +69,7 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
         assert world.books.requests == []  # the loop's to write
         world.now_s = 10.3
 
-    calls = in_the_hung_iteration(world, look)
-    world.run()
-    assert calls == [HUNG]
-    check_closed(world)
-    ends = [inference.record and inference.record.end for inference in world.submitted]
-    assert ends == ["failed", "failed", "length", "length"]
+    assert ends_of(world, look) == ["failed", "failed", "length", "length"]
 
 
 def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs() -> None:
@@ -80,11 +84,7 @@ def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs(
         assert not ended.event.is_set()
         world.now_s = 10.3
 
-    calls = in_the_hung_iteration(world, look)
-    world.run()
-    assert calls == [HUNG]
-    check_closed(world)
-    assert [i.record and i.record.end for i in world.submitted] == ["length", "failed"]
+    assert ends_of(world, look) == ["length", "failed"]
 
 
 def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
@@ -99,11 +99,7 @@ def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
             assert inference.cause == "shutdown"
             assert inference.error == "the server has failed: it hangs"
 
-    calls = in_the_hung_iteration(world, look)
-    world.run()
-    assert calls == [HUNG]
-    check_closed(world)
-    assert [i.record and i.record.end for i in world.submitted] == ["failed", "failed"]
+    assert ends_of(world, look) == ["failed", "failed"]
 
 
 def step_until_hung(world: World) -> None:
@@ -171,31 +167,23 @@ def test_a_policy_that_hangs_is_measured_without_a_prediction() -> None:
     ]
 
 
-def test_the_time_in_which_the_model_is_lost_does_not_count() -> None:
+@pytest.mark.parametrize("lost", [True, False], ids=["model lost", "process stopped"])
+def test_the_time_in_which_the_model_is_lost_or_the_whole_process_is_stopped_does_not_count(
+    lost: bool,
+) -> None:
     world = World(MODES[3])
     world.submit([1], 9)
     liveness = Liveness(world.manager, lambda _: None, Limit())
     found: list[bool] = []
 
     def look() -> None:
-        world.model.lost = "it is restarted"
-        found.append(liveness.look(5000.0) is not None)
-        world.model.lost = None
-        found.extend(looked_at(liveness, s) for s in (5599.0, 5601.0))
-
-    in_the_hung_iteration(world, look)
-    step_until_hung(world)
-    assert found == [False, False, True]
-
-
-def test_the_time_in_which_the_whole_process_is_stopped_does_not_count() -> None:
-    world = World(MODES[3])
-    world.submit([1], 9)
-    liveness = Liveness(world.manager, lambda _: None, Limit())
-    found: list[bool] = []
-
-    def look() -> None:
-        found.extend(liveness.look(s) is not None for s in (1.0, 5000.0))
+        if lost:
+            world.model.lost = "it is restarted"
+            found.append(liveness.look(5000.0) is not None)
+            world.model.lost = None
+            found.append(looked_at(liveness, 5599.0))
+        else:
+            found.extend(liveness.look(s) is not None for s in (1.0, 5000.0))
         found.append(looked_at(liveness, 5601.0))
 
     in_the_hung_iteration(world, look)

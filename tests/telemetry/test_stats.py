@@ -25,19 +25,7 @@ class Queue:
 
 
 IDLE = Queue()
-REQUEST = RequestRecord(
-    arrival_s=10.0,
-    admitted_s=11.0,
-    first_token_s=12.0,
-    last_token_s=16.0,
-    end_s=16.0,
-    prompt_tokens=4,
-    max_tokens=5,
-    generated=5,
-    num_preemptions=0,
-    service_class="immediate",
-    end="length",
-)
+REQUEST = RequestRecord(10.0, 11.0, 12.0, 16.0, 16.0, 4, 5, 5, 0, "immediate", "length")
 ITERATION = IterationRecord(
     start_s=11.0, duration_s=0.5, batch_size=2, num_tokens=6, num_positions=8, num_generated=2
 )
@@ -85,25 +73,24 @@ def test_throughput_is_tokens_by_busy_wall_clock_not_by_summed_latencies() -> No
     assert told["total-elapsed-time"] == 4.0
 
 
-def test_the_present_busy_period_counts_as_far_as_it_has_come() -> None:
+@pytest.mark.parametrize(
+    ("reset_s", "ended", "now_s", "since_s", "elapsed_s"),
+    [
+        (None, True, 23.0, 20.0, 7.0),  # the present busy period, as far as it has come
+        (None, True, 14.0, 10.0, 4.0),  # the reader saw it open before its end was recorded
+        (12.0, False, 13.0, 10.0, 1.0),  # across a reset it counts from there on
+        (12.0, True, 100.0, None, 2.0),
+    ],
+)
+def test_busy_periods_count_once_as_far_as_they_have_come_and_from_a_reset_on(
+    reset_s: float | None, ended: bool, now_s: float, since_s: float | None, elapsed_s: float
+) -> None:
     stats = Stats(0.0)
-    stats.busy(10.0, 14.0)
-    assert summary(stats, 23.0, Queue(busy_since_s=20.0))["total-elapsed-time"] == 7.0
-
-
-def test_a_busy_period_that_just_ended_is_not_counted_twice() -> None:
-    """The reader saw it open before its end was recorded."""
-    stats = Stats(0.0)
-    stats.busy(10.0, 14.0)
-    assert summary(stats, 14.0, Queue(busy_since_s=10.0))["total-elapsed-time"] == 4.0
-
-
-def test_a_busy_period_across_a_reset_counts_from_the_reset_on() -> None:
-    stats = Stats(0.0)
-    stats.reset(12.0)
-    assert summary(stats, 13.0, Queue(busy_since_s=10.0))["total-elapsed-time"] == 1.0
-    stats.busy(10.0, 14.0)
-    assert summary(stats)["total-elapsed-time"] == 2.0
+    if reset_s is not None:
+        stats.reset(reset_s)
+    if ended:
+        stats.busy(10.0, 14.0)
+    assert summary(stats, now_s, Queue(busy_since_s=since_s))["total-elapsed-time"] == elapsed_s
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), max_size=20))
@@ -137,21 +124,18 @@ def test_only_completed_requests_have_latencies() -> None:
     assert told["e2e-s"]["n"] == 2
 
 
-@given(
-    st.lists(
-        st.builds(
-            IterationRecord,
-            start_s=st.floats(0, 100),
-            duration_s=st.floats(0, 1),
-            batch_size=st.integers(1, 64),
-            num_tokens=st.integers(1, 500),
-            num_positions=st.integers(500, 900),
-            num_generated=st.integers(0, 64),
-        ),
-        min_size=1,
-        max_size=60,
-    )
+ITERATIONS = st.builds(
+    IterationRecord,
+    start_s=st.floats(0, 100),
+    duration_s=st.floats(0, 1),
+    batch_size=st.integers(1, 64),
+    num_tokens=st.integers(1, 500),
+    num_positions=st.integers(500, 900),
+    num_generated=st.integers(0, 64),
 )
+
+
+@given(st.lists(ITERATIONS, min_size=1, max_size=60))
 def test_iteration_figures_equal_a_plain_recomputation(records: list[IterationRecord]) -> None:
     stats = Stats(0.0)
     for record in records:
@@ -187,16 +171,12 @@ def test_buckets_hold_every_request_once(requests: list[tuple[int, float]]) -> N
         assert bucket["mean_s"] == pytest.approx(statistics.mean(latencies))
 
 
-def test_percentiles_interpolate_between_neighbouring_values() -> None:
+def test_percentiles_interpolate_and_a_single_token_has_no_time_per_output_token() -> None:
     stats = Stats(0.0)
     for latency_s in range(101):
         stats.request(replace(REQUEST, end_s=REQUEST.arrival_s + latency_s))
     assert summary(stats)["e2e-s"] == {"p50": 50.0, "p90": 90.0, "p99": 99.0, "n": 101}
-
-
-def test_a_single_token_has_no_time_per_output_token() -> None:
-    assert tpot_s(replace(REQUEST, generated=1)) is None
-    assert tpot_s(replace(REQUEST, generated=2)) == 4.0
+    assert [tpot_s(replace(REQUEST, generated=n)) for n in (1, 2)] == [None, 4.0]
 
 
 def test_memory_is_bounded_and_totals_stay_exact() -> None:

@@ -1,17 +1,23 @@
-"""A real browser; without one, its tests are skipped."""
+"""A real browser, without which its tests are skipped, and a server with a key."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.hash_app import ENDLESS, STEP_S
+from tests.support.process import Server, serving
+
 EVIL = "evil.example"  # the browser resolves it to this machine
+KEY = "sesame"
+VIEWERS = 4
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
@@ -38,3 +44,11 @@ def strict_page(browser: Browser) -> Iterator[Page]:
     page = browser.new_page()
     yield page
     page.close()
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options: dict[str, Any] = {"api_key": KEY, "watch_viewers": VIEWERS}
+    folder, model = tmp_path_factory.mktemp("locked"), {STEP_S: 0.002, ENDLESS: 1}
+    with serving(folder, hash_model=model, **options) as server:
+        yield server

@@ -91,17 +91,6 @@ def test_a_run_holds_iterations_that_advance_a_request_by_as_many_tokens() -> No
     assert [i.padding for i in frame["iterations"]] == [0] * 6
 
 
-def test_a_recorded_row_has_its_drafts_and_one_without_them_is_still_read() -> None:
-    record = drafted(0, 2, 1)
-    read_again = event_of(json.loads(json.dumps(as_json(replace(record, preempted=[])))))
-    assert read_again == replace(record, preempted=[])
-    line = as_json(iterated(0, [(7, 0, 1, DECODE)]))
-    line["rows"] = [row[:4] for row in line["rows"]]  # as recordings were written before
-    found = event_of(json.loads(json.dumps(line)))
-    assert isinstance(found, IterationRecord)
-    assert [(row.num_tokens, row.accepted) for row in found.rows] == [(1, 0)]
-
-
 def events() -> list[Event]:
     """Request 7 waits, is prefilled, loses its place, and is prefilled again."""
     record = RequestRecord(0.0, 0.01, 0.02, 0.05, 0.05, 3, 3, 3, 1, "immediate", "length")
@@ -116,11 +105,23 @@ def events() -> list[Event]:
     ]
 
 
+def read_again(event: Event) -> Event | None:
+    """As it is written to a recording."""
+    return event_of(json.loads(json.dumps(as_json(event))))
+
+
 def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
-    read_again = [event_of(json.loads(json.dumps(as_json(event)))) for event in events()]
-    assert make_frame([e for e in read_again if e], 0, 1.0) == make_frame(events(), 0, 1.0)
+    again = [read_again(event) for event in events()]
+    assert make_frame([e for e in again if e], 0, 1.0) == make_frame(events(), 0, 1.0)
     assert event_of({"type": "missed", "events": 3}) is None
     assert [*Rows((1,), (2,), (3,), b"\x02")] == [Row(1, 2, 3, "decode")]
+    record = replace(drafted(0, 2, 1), preempted=[])
+    assert read_again(record) == record
+    line = as_json(iterated(0, [(7, 0, 1, DECODE)]))
+    line["rows"] = [row[:4] for row in line["rows"]]  # as recordings were written before drafts
+    found = event_of(json.loads(json.dumps(line)))
+    assert isinstance(found, IterationRecord)
+    assert [(row.num_tokens, row.accepted) for row in found.rows] == [(1, 0)]
 
 
 def test_the_trace_adds_up_to_the_records_and_nests() -> None:

@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests
 from playwright.sync_api import Page
 
+from tests.router.farm import Farm, ScriptedUpstream
 from tests.support.hash_app import STEP_S
-from tests.support.process import PATIENCE_S, Server, serving
-from tests.watch.conftest import EVIL
-
-KEY = "sesame"
-
-
-class Stranger:
-    """A server that any page may read, and what it receives: (method, path, headers)."""
-
-    def __init__(self) -> None:
-        self.received: queue.Queue[tuple[str, str, dict[str, str]]] = queue.Queue()
-        received = self.received
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                received.put((self.command, self.path, dict(self.headers)))
-                self.send_response(200)
-                asked = self.headers.get("Access-Control-Request-Headers", "")
-                for name in ("Access-Control-Allow-Origin", "Access-Control-Allow-Headers"):
-                    self.send_header(name, "*" if name.endswith("Origin") else asked)
-                self.send_header("Content-Type", "text/html")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_OPTIONS = do_POST = do_GET  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+from tests.support.process import PATIENCE_S, Server, eventually, serving
+from tests.watch.conftest import EVIL, KEY
 
 
 @pytest.fixture
-def stranger() -> Iterator[Stranger]:
-    stranger = Stranger()
+def stranger() -> Iterator[ScriptedUpstream]:
+    """A server that any page may read, and what it receives."""
+    allowed = {f"Access-Control-Allow-{name}": "*" for name in ("Origin", "Methods")}
+    allowed["Access-Control-Allow-Headers"] = "authorization"
+    farm = Farm()
+    stranger = ScriptedUpstream({"headers": {"Content-Type": "text/html", **allowed}, "raw": ""})
+    farm.run(stranger.start())
     yield stranger
-    stranger.close()
+    farm.run(stranger.stop())
+    farm.close()
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +34,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as server:
-        yield server
-
-
 def test_a_name_that_resolves_to_this_machine_reads_nothing(
     strict_page: Page, bare: Server
 ) -> None:
+    assert bare.url.startswith("http://127.0.0.1")
     for path in ("/stats", "/v1/files", "/watch"):
-        assert bare.url.startswith("http://127.0.0.1")
-        answer = strict_page.goto(f"http://{EVIL}:{bare.config.port}{path}")
-        assert answer is not None
-        assert answer.status == 403
-        answer = strict_page.goto(f"http://localhost:{bare.config.port}{path}")
-        assert answer is not None
-        assert answer.status == 200
+        for host, status in ((EVIL, 403), ("localhost", 200)):
+            answer = strict_page.goto(f"http://{host}:{bare.config.port}{path}")
+            assert answer is not None
+            assert answer.status == status
 
 
 SIMPLE = """async (server) => {
@@ -96,7 +55,7 @@ SIMPLE = """async (server) => {
 
 
 def test_a_page_of_another_origin_changes_nothing_and_the_servers_own_does(
-    strict_page: Page, bare: Server, stranger: Stranger
+    strict_page: Page, bare: Server, stranger: ScriptedUpstream
 ) -> None:
     """Requests that need no preflight: the browser sends them, whatever the server allows."""
 
@@ -115,53 +74,47 @@ def test_a_page_of_another_origin_changes_nothing_and_the_servers_own_does(
 
 
 def test_the_page_asks_before_it_contacts_another_server_and_keeps_its_key_from_it(
-    strict_page: Page, guarded: Server, stranger: Stranger
+    strict_page: Page, locked: Server, stranger: ScriptedUpstream
 ) -> None:
-    strict_page.goto(f"{guarded.url}/watch#live")
+    strict_page.goto(f"{locked.url}/watch#live")
     strict_page.fill("#key", KEY)
     strict_page.press("#key", "Enter")
     strict_page.wait_for_selector("#state.ok")
     wrong = ["http://a:99999", "ftp://a"]
-    named = ",".join([guarded.url, stranger.url, *wrong])
-    link = f"{guarded.url}/watch?with={named}#measured"
+    named = ",".join([locked.url, stranger.url, *wrong])
+    link = f"{locked.url}/watch?with={named}#measured"
     strict_page.goto("about:blank")
     strict_page.goto(link)
     strict_page.wait_for_selector("#state.ok")  # what the page does by itself is done
-    assert [*stranger.received.queue] == []
+    assert stranger.paths == []
     assert strict_page.locator("#others code").all_inner_texts() == [stranger.url, *wrong]
     strict_page.click("#others button")
-    received = [stranger.received.get(timeout=PATIENCE_S)]
-    assert received[0][:2] == ("GET", "/watch/events")
-    assert "Authorization" not in received[0][2]
+    eventually(lambda: "/watch/events" in stranger.paths, "the stranger to be asked")
+    assert not any("authorization" in headers for headers in stranger.headers)
     # a key that is typed for it is sent to it, and to no other
     strict_page.goto("about:blank")
     strict_page.goto(link)
     strict_page.fill("#others input", "for-the-stranger")
     strict_page.click("#others button")
-    while "Authorization" not in received[-1][2]:
-        received.append(stranger.received.get(timeout=PATIENCE_S))
-    assert received[-1][2]["Authorization"] == "Bearer for-the-stranger"
-    while not stranger.received.empty():
-        received.append(stranger.received.get())
-    assert KEY not in str(received)
+    sent = "Bearer for-the-stranger"
+    eventually(lambda: stranger.headers[-1].get("authorization") == sent, "its own key")
+    assert KEY not in str((stranger.headers, stranger.paths, stranger.bodies))
     strict_page.wait_for_selector("#state.ok")  # its own server still gets its own
     strict_page.select_option("#modes-source", "servers")
-    strict_page.wait_for_selector(
-        "#others:not([hidden])"
-    )  # it asks again, since the stranger has failed
+    strict_page.wait_for_selector("#others:not([hidden])")  # since the stranger has failed
     assert stranger.url in strict_page.inner_text("#verdict")
 
 
 def test_the_page_can_contact_only_its_own_server_and_those_of_its_address(
-    strict_page: Page, guarded: Server, stranger: Stranger
+    strict_page: Page, locked: Server, stranger: ScriptedUpstream
 ) -> None:
     contact = f"fetch('{stranger.url}/x').then(() => 'sent', () => 'blocked')"
-    strict_page.goto(f"{guarded.url}/watch")
+    strict_page.goto(f"{locked.url}/watch")
     assert strict_page.evaluate(contact) == "blocked"
-    strict_page.goto(f"{guarded.url}/watch/page/index.html?with={stranger.url}")
+    strict_page.goto(f"{locked.url}/watch/page/index.html?with={stranger.url}")
     assert strict_page.evaluate(contact) == "blocked"
-    assert stranger.received.empty()
-    strict_page.goto(f"{guarded.url}/watch?with={stranger.url}")
+    assert stranger.paths == []
+    strict_page.goto(f"{locked.url}/watch?with={stranger.url}")
     assert strict_page.evaluate(contact) == "sent"
 
 
@@ -179,9 +132,9 @@ def test_the_page_can_contact_only_its_own_server_and_those_of_its_address(
     ],
 )
 def test_an_address_adds_nothing_else_to_the_pages_policy(
-    guarded: Server, named: str, allowed: str
+    locked: Server, named: str, allowed: str
 ) -> None:
-    answer = requests.get(f"{guarded.url}/watch", params={"with": named}, timeout=PATIENCE_S)
+    answer = requests.get(f"{locked.url}/watch", params={"with": named}, timeout=PATIENCE_S)
     policy = answer.headers["Content-Security-Policy"].split("; ")
     assert policy[:2] == ["default-src 'self'", f"connect-src 'self'{allowed}"]
     assert "frame-ancestors 'none'" in policy

@@ -63,7 +63,7 @@ def test_the_tokens_that_were_drawn_are_those_of_stats(page: Page, watched: Serv
     assert len(prompts) + sum(tokens for _, kind, tokens in runs if kind == 2) == generated
 
 
-def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
+def test_it_pauses_and_shows_each_iteration_with_the_drafts_of_its_rows(
     page: Page, watched: Server
 ) -> None:
     opened(page, watched, "live")
@@ -73,12 +73,22 @@ def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
     for kind, count in drafts.items():
         assert count > 0
         page.wait_for_function(f"{summed.format(kind)} === {count}")
-    page.keyboard.press("Enter")  # shows the newest iteration
-    for _ in range(60):  # and then those before it
+    page.click("#canvas")  # which gets the focus
+    for follows in (False, True):
+        page.keyboard.press(" ")
+        assert page.evaluate("watch.view.follows") is follows
+    page.keyboard.press("Enter")  # shows the newest iteration, and then those before it
+    newest = page.evaluate("watch.tracks.iteration")
+    for back in range(1, 60):
+        assert "iteration" in page.inner_text("#detail")
+        page.keyboard.press(",")
+        assert page.evaluate("watch.tracks.iteration") == newest - back
+        assert page.locator("#detail li").count() >= 1
         if " drafts accepted" in page.inner_text("#detail"):
             break
-        page.keyboard.press(",")
     assert " drafts accepted" in page.inner_text("#detail")
+    page.keyboard.press("End")
+    assert page.evaluate("watch.view.follows") is True
 
 
 def test_the_three_modes_play_to_their_end_and_say_what_they_show(
@@ -106,25 +116,6 @@ def test_one_server_alone_is_compared_with_no_other(page: Page, watched: Server)
     told = page.inner_text("#verdict")
     assert " with dynamic batching. Half of the requests had" in told
     assert "as fast" not in told
-
-
-def test_it_pauses_goes_back_and_shows_one_iteration(page: Page, watched: Server) -> None:
-    opened(page, watched, "live")
-    watched.ask(num_tokens=12)
-    page.wait_for_function("watch.store.next > 10")
-    page.click("#canvas")  # which gets the focus
-    page.keyboard.press(" ")
-    assert page.evaluate("watch.view.follows") is False
-    page.keyboard.press(" ")
-    assert page.evaluate("watch.view.follows") is True
-    page.keyboard.press("Enter")  # shows the newest iteration
-    assert "iteration" in page.inner_text("#detail")
-    n = page.evaluate("watch.tracks.iteration")
-    page.keyboard.press(",")
-    assert page.evaluate("watch.tracks.iteration") == n - 1
-    assert page.locator("#detail li").count() >= 1
-    page.keyboard.press("End")
-    assert page.evaluate("watch.view.follows") is True
 
 
 def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
@@ -157,23 +148,30 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "known", "between"),
-    [(None, "Why?", ""), (TEMPLATE, "[user]Why?[assistant]", "\n")],
-    ids=["none", "its own"],
-)
+@pytest.fixture(scope="module")
+def pausing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a chat template, and a policy that pauses residents."""
+    folder = tmp_path_factory.mktemp("pausing")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    options: dict[str, Any] = {"max_batch_size": 2, "policy": "mlfq", "watch_text": True}
+    model = {STEP_S: 0.02, ENDLESS: 1}
+    with serving(folder, hash_model=model, model=str(folder), **options) as server:
+        yield server
+
+
 def test_a_typed_prompt_reaches_the_model_in_its_chat_template_if_it_has_one(
-    page: Page, tmp_path: Path, template: str | None, known: str, between: str
+    page: Page, watched: Server, pausing: Server
 ) -> None:
-    if template is not None:
-        (tmp_path / "chat_template.jinja").write_text(template)
-    options: dict[str, Any] = {"model": str(tmp_path), "watch_text": True}
-    with serving(tmp_path, hash_model={ENDLESS: 1}, **options) as server:
+    for server, known, between in (
+        (watched, "Why?", ""),
+        (pausing, "[user]Why?[assistant]", "\n"),
+    ):
+        before = server.counts()["completed"]
         opened(page, server, "live")
         page.fill("#prompt", "Why?")
         page.click("#prompt-form button")
-        page.wait_for_function(f"{ENDED}.length")
-        number = page.evaluate(f"{ENDED}[0].id")
+        page.wait_for_function(f"{ENDED}.length > {before}")
+        number = page.evaluate("Math.max(...watch.store.requests.keys())")
         text = requests.get(f"{server.url}/watch/text/{number}", timeout=PATIENCE_S).json()
         assert text["prompt"] == known
         page.wait_for_function(
@@ -182,26 +180,34 @@ def test_a_typed_prompt_reaches_the_model_in_its_chat_template_if_it_has_one(
         )
 
 
-@pytest.mark.parametrize("tab", ["live", "modes"])
-def test_nothing_is_wider_than_the_screen(page: Page, watched: Server, tab: str) -> None:
-    opened(page, watched, tab)
-    for width in (390, 800, 1280):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        outside = page.evaluate(
-            "[...document.querySelectorAll('button, input, select, canvas, dd')]"
-            ".filter(e => e.offsetParent).map(e => [e.id, e.getBoundingClientRect()])"
-            ".filter(([, box]) => box.left < 0 || box.right > innerWidth + 0.5)"
-            ".map(([id]) => id)"
-        )
-        assert outside == []
+def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, pausing: Server) -> None:
+    opened(page, pausing, "live")
+    assert page.inner_text("#what").endswith("up to 2 rows an iteration")
+    wanted = [{"prompt": "x", "num_tokens": 100, "after_s": 0} for _ in range(6)]
+    page.evaluate("wanted => watch.room.send(wanted)", wanted)
+    page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
+    assert page.evaluate("watch.tracks.limit") == 2
 
 
-def test_the_page_is_small_and_loads_nothing_from_elsewhere(page: Page, watched: Server) -> None:
+def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(
+    page: Page, watched: Server
+) -> None:
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url))
-    page.goto(f"{watched.url}/watch")
-    page.wait_for_selector(".panel")
+    for tab in ("live", "modes"):
+        opened(page, watched, tab)
+        page.reload()
+        page.wait_for_selector(".panel" if tab == "modes" else "#canvas")
+        for width in (390, 800, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            outside = page.evaluate(
+                "[...document.querySelectorAll('button, input, select, canvas, dd')]"
+                ".filter(e => e.offsetParent).map(e => [e.id, e.getBoundingClientRect()])"
+                ".filter(([, box]) => box.left < 0 || box.right > innerWidth + 0.5)"
+                ".map(([id]) => id)"
+            )
+            assert outside == []
     assert all(url.startswith((watched.url, "data:")) for url in loaded)
     files = [path for path in (ROOT / "watch" / "page").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= PAGE_BYTES
@@ -251,16 +257,3 @@ def test_rows_are_coloured_by_user_program_or_priority(page: Page, watched: Serv
         assert page.evaluate(values) == colours
     page.select_option("#colour", "kind")
     assert page.is_visible("#live-legend")
-
-
-def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "max_batch_size": 2, "policy": "mlfq", "hash_model": {STEP_S: 0.02, ENDLESS: 1},
-    }  # fmt: skip
-    with serving(tmp_path, **options) as server:
-        opened(page, server, "live")
-        assert page.inner_text("#what").endswith("up to 2 rows an iteration")
-        wanted = [{"prompt": "x", "num_tokens": 100, "after_s": 0} for _ in range(6)]
-        page.evaluate("wanted => watch.room.send(wanted)", wanted)
-        page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
-        assert page.evaluate("watch.tracks.limit") == 2

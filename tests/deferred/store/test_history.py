@@ -29,47 +29,35 @@ from tests.deferred.jobs import (
     upload,
 )
 
-DAY_S = 24 * 3600.0
-ROWS = 5000  # an insert
-LINES = 10  # of a batch
 TIMES = "created_at", "in_progress_at", "finalizing_at", "completed_at", "ended_at"
 
 
-def add_history(store: JobStore, count: int, ended_s: float) -> None:
-    """So many batches that ended then, all lines completed, each with an output file."""
-    database = store._database
-    for first in range(0, count, ROWS):
-        names = [secrets.token_hex(12) for _ in range(min(ROWS, count - first))]
-        with database.write(durable=False) as connection:
-            connection.execute(insert(files), [_output(name, ended_s) for name in names])
-            rows = connection.execute(
-                insert(batches).returning(batches), [_ended(name, ended_s) for name in names]
-            ).all()
-            add_to_totals(database, connection, rows, 1)
-
-
-def _output(name: str, ended_s: float) -> dict[str, object]:
-    return {
-        "id": f"file-{name}", "owner": "", "purpose": "batch_output", "filename": f"{name}.jsonl",
-        "state": "ready", "size_bytes": 0, "sha256": "", "created_at": ended_s,
-        "expires_at": ended_s + DAY_S,
-    }  # fmt: skip
-
-
-def _ended(name: str, ended_s: float) -> dict[str, object]:
-    output = f"file-{name}"
-    return dict.fromkeys(TIMES, ended_s) | {
-        "id": f"batch_{name}", "owner": "", "input_file": 0, "input_file_id": "file-",
-        "endpoint": "/v1/completions", "model": MODEL, "completion_window": "24h",
-        "status": "completed", "outcome": "completed", "expires_at": ended_s + DAY_S,
-        "planned_output_id": output, "planned_error_id": "file-", "output_file_id": output,
-        "total": LINES, "completed": LINES, "swept": 1,
-    }  # fmt: skip
-
-
-def swept(store: JobStore, ended_before_s: float, now_s: float = NOW_S) -> None:
-    while store.sweep(now_s, ended_before_s).unfinished:
-        pass
+def add_history(store: JobStore, count: int) -> None:
+    """So many batches that ended now, all lines completed, each with an output file."""
+    database, ends_s = store._database, NOW_S + 24 * 3600
+    names = [secrets.token_hex(12) for _ in range(count)]
+    outputs = [
+        {
+            "id": f"file-{name}", "owner": "", "purpose": "batch_output", "filename": name,
+            "state": "ready", "size_bytes": 0, "sha256": "", "created_at": NOW_S,
+            "expires_at": ends_s,
+        }
+        for name in names
+    ]  # fmt: skip
+    ended = [
+        dict.fromkeys(TIMES, NOW_S) | {
+            "id": f"batch_{name}", "owner": "", "input_file": 0, "input_file_id": "file-",
+            "endpoint": "/v1/completions", "model": MODEL, "completion_window": "24h",
+            "status": "completed", "outcome": "completed", "expires_at": ends_s,
+            "planned_output_id": f"file-{name}", "planned_error_id": "file-",
+            "output_file_id": f"file-{name}", "total": 10, "completed": 10, "swept": 1,
+        }
+        for name in names
+    ]  # fmt: skip
+    with database.write(durable=False) as connection:
+        connection.execute(insert(files), outputs)
+        rows = connection.execute(insert(batches).returning(batches), ended).all()
+        add_to_totals(database, connection, rows, 1)
 
 
 def idle_second(store: JobStore) -> None:
@@ -110,9 +98,9 @@ def instructions(store: JobStore, work: Callable[[JobStore], None]) -> int:
 def test_ended_batches_cost_an_idle_server_nothing(
     sqlite_store: JobStore, work: Callable[[JobStore], None]
 ) -> None:
-    add_history(sqlite_store, 10, NOW_S)
+    add_history(sqlite_store, 10)
     few = instructions(sqlite_store, work)
-    add_history(sqlite_store, 1000, NOW_S)
+    add_history(sqlite_store, 1000)
     many = instructions(sqlite_store, work)
     assert 0 < many < few + 100
 
@@ -136,7 +124,7 @@ def plans(engine: Engine) -> Iterator[list[str]]:
 
 def test_on_postgresql_indexes_lead_past_what_ended(postgresql_url: str) -> None:
     store = open_store(postgresql_url)
-    add_history(store, 2000, NOW_S)
+    add_history(store, 2000)
     with store._database._engine.begin() as connection:
         connection.execute(text("ANALYZE"))
     with plans(store._database._engine) as seen:
@@ -155,13 +143,13 @@ def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ag
     store.batches.claim_validation(WORKER, MODEL, NOW_S)
     store.items.add(batch.id, WORKER, new_items(1))
     store.batches.start(batch.id, WORKER, NOW_S)
-    swept(store, NOW_S + 9)
+    store.sweep(NOW_S, NOW_S + 9)
     save(store, claim(store, 1))
     ended = finalise(store, NOW_S + 5)
     assert store.progress().batches == {"completed": 1}
-    swept(store, NOW_S + 4)
+    store.sweep(NOW_S, NOW_S + 4)
     assert store.batches.get(OWNER, batch.id) == ended
-    swept(store, NOW_S + 5)
+    store.sweep(NOW_S, NOW_S + 5)
     with pytest.raises(NotFoundError):
         store.batches.get(OWNER, batch.id)
     assert store.batches.list(OWNER).data == ()
@@ -174,7 +162,7 @@ def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ag
 
 
 def test_many_batches_are_removed_in_small_commits(sqlite_store: JobStore) -> None:
-    add_history(sqlite_store, 2 * BATCHES_A_COMMIT + 1, NOW_S)
+    add_history(sqlite_store, 2 * BATCHES_A_COMMIT + 1)
     rests: list[None] = []
     removed = sqlite_store.sweep(NOW_S, NOW_S, lambda: rests.append(None))
     assert removed.batches == 2 * BATCHES_A_COMMIT + 1

@@ -1,9 +1,9 @@
 import os
-import resource
 import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from deferred.entities import RequestCounts, Result
+from deferred.entities import Batch, RequestCounts, Result
 from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
 from deferred.store import JobStore, database, open_store
-from deferred.store.database import Database
 from deferred.store.migrations import SCRIPTS, migrate
 from deferred.store.schema import metadata
 from tests.deferred.jobs import (
@@ -27,6 +26,7 @@ from tests.deferred.jobs import (
     claim,
     create,
     finalise,
+    full_disk,
     lines_of,
     new_items,
     save,
@@ -43,30 +43,18 @@ def connected(url: str) -> Iterator[Connection]:
     engine.dispose()
 
 
-def execute(url: str, statement: str) -> None:
-    with connected(url) as connection:
-        connection.execute(text(statement))
-
-
-def test_a_folder_is_made_and_holds_the_database(data_dir: Path) -> None:
+def test_a_folder_is_made_and_its_database_has_one_user_at_a_time(data_dir: Path) -> None:
     folder = data_dir / "new" / "data"
     store = open_store(folder)
     batch = started(store, 3)
+    with pytest.raises(StoreInUseError, match=f"process {os.getpid()};.*DATA_DIR.*DATABASE_URL"):
+        open_store(folder)
+    assert create(store).status == "validating"
     store.close()
-    assert (folder / "jobs.db").exists()
     again = open_store(f"sqlite:///{folder}/jobs.db")
     assert again.batches.get(OWNER, batch.id) == batch
     assert len(claim(again, 9)) == 3
     again.close()
-
-
-def test_a_second_user_of_a_sqlite_database_is_refused_and_told_by_whom(data_dir: Path) -> None:
-    store = open_store(data_dir)
-    with pytest.raises(StoreInUseError, match=f"process {os.getpid()};.*DATA_DIR.*DATABASE_URL"):
-        open_store(data_dir)
-    assert create(store).status == "validating"
-    store.close()
-    open_store(data_dir).close()
 
 
 def differences(connection: Connection) -> list[Any]:
@@ -83,16 +71,35 @@ def test_a_new_database_has_the_tables_that_the_queries_name(store_url: str) -> 
         assert len(differences(connection)) == 2, "nothing was compared"
 
 
+@pytest.fixture
+def batch(store_url: str) -> Batch:
+    """Of a database that is there, and closed."""
+    store = open_store(store_url)
+    batch = started(store, 3)
+    store.close()
+    return batch
+
+
+def require_unchanged(store_url: str, batch: Batch) -> None:
+    with connected(store_url) as connection:
+        assert differences(connection) == []
+    store = open_store(store_url)
+    assert store.batches.get(OWNER, batch.id) == batch
+    store.close()
+
+
+@pytest.mark.usefixtures("batch")
 def test_a_database_of_a_later_version_or_of_before_the_first_release_is_refused(
-    store_url: str, data_dir: Path
+    store_url: str,
 ) -> None:
-    open_store(store_url).close()
-    execute(store_url, "UPDATE alembic_version SET version_num = 'later'")
-    with pytest.raises(UnknownSchemaError, match=r"revision later.*newer program"):
-        open_store(store_url)
-    execute(store_url, "DROP TABLE alembic_version")
-    with pytest.raises(UnknownSchemaError, match=r"before the first release.*name another"):
-        open_store(store_url)
+    for statement, says in (
+        ("UPDATE alembic_version SET version_num = 'later'", r"revision later.*newer program"),
+        ("DROP TABLE alembic_version", r"before the first release.*name another"),
+    ):
+        with connected(store_url) as connection:
+            connection.execute(text(statement))
+        with pytest.raises(UnknownSchemaError, match=says):
+            open_store(store_url)
 
 
 LATER = """
@@ -116,11 +123,8 @@ def later_scripts(folder: Path, then: str) -> Path:
 
 
 def test_a_later_release_changes_a_database_that_is_there_once(
-    store_url: str, tmp_path: Path
+    store_url: str, batch: Batch, tmp_path: Path
 ) -> None:
-    store = open_store(store_url)
-    batch = started(store, 3)
-    store.close()
     scripts = later_scripts(tmp_path, f"UPDATE batches SET colour = 'red', id = '{batch.id}'")
     for _ in range(2):
         with connected(store_url) as connection:
@@ -131,26 +135,19 @@ def test_a_later_release_changes_a_database_that_is_there_once(
         open_store(store_url)
 
 
-def test_a_database_of_the_first_release_gets_the_table_of_responses(store_url: str) -> None:
-    store = open_store(store_url)
-    batch = started(store, 3)
-    store.close()
+def test_a_database_of_the_first_release_gets_the_table_of_responses(
+    store_url: str, batch: Batch
+) -> None:
     with connected(store_url) as connection:
         connection.execute(text("DROP TABLE responses"))
         connection.execute(text("UPDATE alembic_version SET version_num = '1'"))
-    store = open_store(store_url)
-    assert store.batches.get(OWNER, batch.id) == batch
-    store.close()
-    with connected(store_url) as connection:
-        assert differences(connection) == []
+    open_store(store_url).close()
+    require_unchanged(store_url, batch)
 
 
 def test_a_change_that_fails_half_way_leaves_the_database_as_it_was(
-    store_url: str, tmp_path: Path
+    store_url: str, batch: Batch, tmp_path: Path
 ) -> None:
-    store = open_store(store_url)
-    batch = started(store, 3)
-    store.close()
     scripts = later_scripts(tmp_path, "UPDATE no_table SET a = 1")
     store = open_store(store_url)
     with (
@@ -159,31 +156,18 @@ def test_a_change_that_fails_half_way_leaves_the_database_as_it_was(
     ):
         migrate(connection, scripts)
     store.close()
-    with connected(store_url) as connection:
-        assert differences(connection) == []
-    store = open_store(store_url)
-    assert store.batches.get(OWNER, batch.id) == batch
-    store.close()
+    require_unchanged(store_url, batch)
 
 
 def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_url: str) -> None:
-    opened: list[JobStore] = []
-    failures: list[BaseException] = []
     barrier = threading.Barrier(4)
 
-    def start() -> None:
+    def start(_: int) -> JobStore:
         barrier.wait()
-        try:
-            opened.append(open_store(postgresql_url))
-        except BaseException as error:
-            failures.append(error)
+        return open_store(postgresql_url)
 
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        opened = [*pool.map(start, range(4))]
     started(opened[0], 2)
     assert len(claim(opened[1], 9)) == 2
     for store in opened:
@@ -214,10 +198,7 @@ def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(
     batch = started(sqlite_store, 20)
     unready = validating(sqlite_store)
     items = claim(sqlite_store, 10)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(path.stat().st_size for path in data_dir.iterdir())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-    try:
+    with full_disk(data_dir):
         with pytest.raises(StoreUnavailableError):
             sqlite_store.files.create(OWNER, "batch", "x", [b"x" * 2**20] * 9, NOW_S)
         with pytest.raises(StoreUnavailableError):
@@ -227,8 +208,6 @@ def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(
         assert sqlite_store.batches.get(OWNER, batch.id) == batch
         assert len(sqlite_store.files.list(OWNER, NOW_S).data) == 2
         assert sqlite_store.batches.get(OWNER, unready.id) == unready
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert save(sqlite_store, items) == 10
     save(sqlite_store, claim(sqlite_store, 20))
     ended = finalise(sqlite_store)
@@ -257,18 +236,9 @@ def test_a_thread_that_waits_for_another_to_write_gives_up(
     sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "WAIT_S", 0.05)
-    refused: list[str] = []
-
-    def write() -> None:
-        try:
-            create(sqlite_store)
-        except StoreUnavailableError as error:
-            refused.append(str(error))
-
-    assert isinstance(sqlite_store._database, Database)
-    with sqlite_store._database.write(durable=False):
-        thread = threading.Thread(target=write)
-        thread.start()
-        thread.join()
-    assert "busy" in refused[0]
-    create(sqlite_store)
+    with ThreadPoolExecutor(1) as pool:
+        with sqlite_store._database.write(durable=False):
+            refused = pool.submit(create, sqlite_store).exception()
+        assert isinstance(refused, StoreUnavailableError)
+        assert "busy" in str(refused)
+        assert pool.submit(create, sqlite_store).result()

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import openai
@@ -37,26 +38,26 @@ TRICKS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("first"), api_key="up,two") as server:
-        yield server
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+        yield [stack.enter_context(serving(folder, api_key="up,two")) for folder in folders]
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("second"), api_key="up,two") as server:
-        yield server
+def server(servers: list[Server]) -> Server:
+    return servers[0]
 
 
 @pytest.fixture(scope="module")
-def router(server: Server, other: Server) -> Iterator[RouterProcess]:
+def router(servers: list[Server]) -> Iterator[RouterProcess]:
     """Files and batches go to the first server; a conversation stays with its own."""
+    first, second = servers
     options = {"api_keys": "up,client", "upstream_api_key": "up", "policy": "round-robin"}
-    bounds = {"max_body_bytes": 2**16}
-    urls = other.url, server.url
-    router = RouterProcess(*urls, batch_upstream=server.url, **options, **bounds).probed()
-    yield router
-    router.close()
+    with closing(
+        RouterProcess(second, first, batch_upstream=first.url, max_body_bytes=2**16, **options)
+    ) as router:
+        yield router.probed()
 
 
 def official(router: RouterProcess | Server, key: str = "up") -> OpenAI:
@@ -85,29 +86,17 @@ def test_a_server_takes_no_path_from_a_header(server: Server, trick: str) -> Non
     assert resets(server.config.port, "up", "/stats/reset", b"")
 
 
-def test_our_own_api_names_the_model_in_the_body_or_in_a_header(router: RouterProcess) -> None:
-    known = {"Authorization": "Bearer client"}
-    (model,) = (m["id"] for m in router.get("/v1/models", headers=known).json()["data"])
-    body = {"prompt": "a", "num_tokens": 2, "seed": 1}
-    answers = [
-        router.post("/inference", json=body | named, headers=known | header)
-        for named, header in (({}, {"X-Model": model}), ({"model": model}, {}))
-    ]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert len({answer.json()["completion"] for answer in answers}) == 1
-
-
 def test_a_job_goes_to_the_upstream_that_is_named(
-    router: RouterProcess, server: Server, other: Server
+    router: RouterProcess, servers: list[Server]
 ) -> None:
     client = official(router)
     batch = ended(client, submitted(client, [line(n, max_tokens=4) for n in range(20)]).id)
     output, errors = outcome(client, batch, 20)
     assert not errors
     require_answers(output, 4)
-    assert official(server).batches.retrieve(batch.id).status == "completed"
+    assert official(servers[0]).batches.retrieve(batch.id).status == "completed"
     with pytest.raises(openai.NotFoundError):
-        official(other).batches.retrieve(batch.id)
+        official(servers[1]).batches.retrieve(batch.id)
 
 
 def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None:
@@ -124,25 +113,20 @@ def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None
         official(router, "wrong").files.list()
 
 
-def test_without_an_upstream_for_jobs_the_setting_is_named(shared: Pair) -> None:
+def test_an_upstream_for_jobs_must_be_named_and_up_unless_any_will_do(
+    shared: Pair, net: Net
+) -> None:
     for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches/b/cancel")):
         url = f"{shared.router.url}/v1/{path}"
         answer = requests.request(method, url, timeout=PATIENCE_S)
-        assert answer.status_code == 501
-        assert answer.json()["error"]["code"] == "no_batch_upstream"
+        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_batch_upstream")
         assert "BATCH_UPSTREAM" in answer.json()["error"]["message"]
-
-
-def test_an_upstream_for_jobs_that_is_down_is_503_and_any_is_taken_where_all_share(
-    net: Net,
-) -> None:
-    upstream = net.upstream()
-    answer = net.router(upstream, batch_upstream=DOWN).get("/v1/batches")
+    answer = net.router(shared.upstream, batch_upstream=DOWN).get("/v1/batches")
     assert answer.status_code == 503
     assert answer.headers["Retry-After"]
     assert "127.0.0.1" not in answer.text
-    answer = net.router(DOWN, upstream, batch_upstream="any").get("/v1/batches")
-    assert (answer.status_code, answer.headers["X-Upstream-Origin"]) == (200, upstream.url)
+    answer = net.router(DOWN, shared.upstream, batch_upstream="any").get("/v1/batches")
+    assert (answer.status_code, answer.headers["X-Upstream-Origin"]) == (200, shared.upstream.url)
 
 
 def new_batch(router: RouterProcess, **headers: str) -> requests.Response:
@@ -155,9 +139,17 @@ def test_a_new_batch_goes_to_an_upstream_of_its_model(net: Net) -> None:
     for model, upstream in (("a", first), ("b", second)):
         taken = new_batch(router, **{"X-Model": model})
         assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, upstream.url)
-    by_default = net.router(first, second, batch_upstream="any", default_model="b")
-    assert new_batch(by_default).headers["X-Upstream-Origin"] == second.url
-
+    for servers, options in (
+        ((first, second), {"batch_upstream": "any", "default_model": "b"}),
+        ((first, second), {"batch_upstream": second.url}),
+        ((second, net.upstream("b")), {"batch_upstream": "any"}),
+    ):
+        taken = new_batch(net.router(*servers, **options))
+        assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, second.url)
+    # only a new batch must name its model, and only where there are several
+    assert router.post("/v1/files").status_code == 200
+    assert router.post("/v1/batches/b/cancel").status_code == 200
+    asked = len(first.bodies)
     unnamed = new_batch(router)
     assert unnamed.status_code == 400
     assert unnamed.json()["error"]["code"] == "model_required"
@@ -167,16 +159,7 @@ def test_a_new_batch_goes_to_an_upstream_of_its_model(net: Net) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "model_not_found")
     second.behave(models_status=500)
     until(lambda: new_batch(router, **{"X-Model": "b"}).status_code == 503, "503 for b")
-    assert len(first.bodies) == 1
-
-
-def test_only_a_new_batch_must_name_its_model_and_only_where_there_are_several(net: Net) -> None:
-    first, second, other = (net.upstream(name) for name in ("a", "a", "b"))
-    router = net.router(first, other, batch_upstream="any")
-    assert router.post("/v1/files").status_code == 200
-    assert router.post("/v1/batches/b/cancel").status_code == 200
-    assert new_batch(net.router(first, second, batch_upstream="any")).status_code == 200
-    assert new_batch(net.router(first, other, batch_upstream=other.url)).status_code == 200
+    assert len(first.bodies) == asked
 
 
 FIELDS: Any = {"model": "embedded", "input": "x", "max_output_tokens": 3}
@@ -194,9 +177,8 @@ def made_at(router: RouterProcess, server: Server) -> str:
 
 
 def test_a_conversation_stays_where_it_is_stored(
-    router: RouterProcess, server: Server, other: Server, net: Net
+    router: RouterProcess, servers: list[Server], net: Net
 ) -> None:
-    servers = [server, other]
     ids = [made_at(router, server) for server in servers]
     restarted = net.router(*servers, upstream_api_key="up")
     for found in (router, restarted):
@@ -231,10 +213,13 @@ def test_a_stream_in_the_background_is_resumed_where_it_is_generated(
 
 
 def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
-    router: RouterProcess, server: Server, other: Server, net: Net
+    router: RouterProcess, servers: list[Server], net: Net
 ) -> None:
-    id = made_at(router, other)
-    client = official(net.router(server, DOWN, upstream_api_key="up"))
+    """A response that was made without the router is looked for."""
+    client = official(net.router(servers[0], DOWN, upstream_api_key="up"))
+    own = official(servers[0]).responses.create(**FIELDS).id
+    assert client.responses.retrieve(own).id == own
+    id = made_at(router, servers[1])
     with pytest.raises(openai.NotFoundError):  # the one that answers never had it
         client.responses.create(previous_response_id=id, **FIELDS)
     lost = id.replace(id.split("_")[1], mark_of(DOWN))
@@ -245,13 +230,6 @@ def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
         with pytest.raises(openai.InternalServerError) as refused:
             call()
         assert refused.value.status_code == 503
-
-
-def test_a_response_that_was_made_without_the_router_is_looked_for(
-    server: Server, net: Net
-) -> None:
-    id = official(server).responses.create(**FIELDS).id
-    assert official(net.router(server, upstream_api_key="up")).responses.retrieve(id).id == id
 
 
 def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: Net) -> None:
@@ -270,24 +248,6 @@ def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: 
     alone = net.router(broken).post("/tokenize")
     assert alone.status_code == 502
     assert "error" in alone.json()
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", {"inputs": "def main("}),
-        ("/tokenize", {"prompt": "def main("}),
-        ("/chat_tokenize", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/detokenize", {"tokens": [10**6]}),
-    ],
-)
-def test_our_own_servers_tokens_are_the_servers(
-    router: RouterProcess, server: Server, path: str, body: dict[str, Any]
-) -> None:
-    key = {"Authorization": "Bearer up"}
-    direct = requests.post(server.url + path, json=body, headers=key, timeout=PATIENCE_S)
-    answer = router.post(path, json=body, headers=key)
-    assert (answer.status_code, answer.json()) == (direct.status_code, direct.json())
 
 
 KEY, JSON = b"Authorization: Bearer up", b"Content-Type: application/json"

@@ -47,18 +47,13 @@ def test_it_opens_exactly_when_the_recent_rate_exceeds_the_limit(
             return
 
 
-def test_half_open_lets_one_through_until_it_has_an_answer() -> None:
+def test_half_open_lets_one_through_at_a_time_two_successes_close_it_and_a_failure_opens() -> None:
     breaker = Breaker(open_s=5)
     failing(breaker, LEAST_FAILURES, 0.0)
     trial = breaker.sent(5.0)
     assert not breaker.admits(5.0)
     breaker.began(trial)
     assert breaker.admits(5.0)
-
-
-def test_two_successes_close_it_and_one_failure_opens_it_again() -> None:
-    breaker = Breaker(open_s=5)
-    failing(breaker, LEAST_FAILURES, 0.0)
     breaker.success(breaker.sent(5.0), 5.0)
     failing(breaker, 1, 6.0)
     assert breaker.state(10.9) is State.OPEN

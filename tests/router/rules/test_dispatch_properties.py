@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from router.rules.budget import FLOOR
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
 from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
-from router.rules.upstream import Spec, Upstream, half
+from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream, half
 
 URLS = [f"http://u{i}:1" for i in range(4)]
 LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=3)
@@ -35,6 +36,7 @@ class Router(RuleBasedStateMachine):
         self.answers: Counter[int] = Counter()
         self.everyone: list[Upstream] = []
         self.waited: set[int] = set()
+        self.reached: set[int] = set()
 
     @initialize(policy=st.sampled_from(POLICIES), size=st.integers(0, 3))
     def start(self, policy: Callable[[], Policy], size: int) -> None:
@@ -48,20 +50,20 @@ class Router(RuleBasedStateMachine):
         self.waited.discard(request.seq)
         if request.state is State.REFUSED:
             self.answers[request.seq] += 1
+            unknown = not self.fleet.serving(request.model) and self.fleet.complete()
+            if not request.bound:  # one that is bound ends as soon as its servers are lost
+                assert unknown is (request.refusal is Refusal.UNKNOWN_MODEL)
+            assert (request.refusal is Refusal.TIMEOUT) <= (self.now >= request.deadline)
             return
         assert request.state is State.PLACED
-        older = [
+        overtaken = [
             t
             for t in self.in_state(State.WAITING)
-            if t.seq < request.seq and t.model == request.model and t.deferred == request.deferred
+            if request.upstream in self.fleet.serving(t.model)
+            and allowed(t, request.upstream)
+            and (t.deferred, t.seq) < (request.deferred, request.seq)
         ]
-        if request.deferred:
-            older += [
-                t
-                for t in self.in_state(State.WAITING)
-                if t.model == request.model and not t.deferred
-            ]
-        assert not [t for t in older if allowed(t, request.upstream)], "overtaken"
+        assert not overtaken
 
     def in_state(self, *states: State) -> list[RoutedRequest]:
         return [t for t in self.requests if t.state in states]
@@ -114,19 +116,30 @@ class Router(RuleBasedStateMachine):
         deferred=st.booleans(),
         prefix=st.lists(st.integers(0, 5), max_size=3),
         bound=st.sampled_from([None, None, *URLS]),
+        repeatable=st.booleans(),
+        times=st.sampled_from([1, 1, 3, 6]),
     )
-    def arrive(self, model: str, deferred: bool, prefix: list[int], bound: str | None) -> None:
+    def arrive(
+        self,
+        model: str,
+        deferred: bool,
+        prefix: list[int],
+        bound: str | None,
+        repeatable: bool,
+        times: int,
+    ) -> None:
         only = self.fleet.get(bound) if bound else None
-        self.dispatcher.tick(self.now)
-        expected = self.expected(model, deferred, only)
-        request = self.dispatcher.arrive(
-            model, self.now, deferred=deferred, prefix=prefix, only=only
-        )
-        self.requests.append(request)
-        assert (request.state, request.refusal) == expected
-        if request.state is State.REFUSED and not self.decisions[request.seq]:
-            self.answers[request.seq] += 1
-        self.note_waiting(request)
+        for _ in range(times):
+            self.dispatcher.tick(self.now)
+            expected = self.expected(model, deferred, only)
+            request = self.dispatcher.arrive(
+                model, self.now, deferred=deferred, prefix=prefix, only=only, repeatable=repeatable
+            )
+            self.requests.append(request)
+            assert (request.state, request.refusal) == expected
+            if request.state is State.REFUSED and not self.decisions[request.seq]:
+                self.answers[request.seq] += 1
+            self.note_waiting(request)
 
     def expected(
         self, model: str, deferred: bool, only: Upstream | None
@@ -170,12 +183,28 @@ class Router(RuleBasedStateMachine):
         self, data: st.DataObject, outcome: Outcome, pause: float | None, retry: bool
     ) -> None:
         request = self.pick(data, State.PLACED)
+        upstream = request.upstream
         self.dispatcher.release(request, outcome, self.now, pause)
+        if outcome is not Outcome.UNREACHABLE:
+            self.reached.add(request.seq)
+        assert upstream is not None
+        if pause is not None:
+            assert upstream.paused_until >= self.now + min(pause, MAX_PAUSE_S)
         backing_off = (
             retry
             and outcome not in (Outcome.SUCCESS, Outcome.DEPARTED)
             and self.dispatcher.may_retry(request, self.now)
         )
+        others = [u for u in self.fleet.serving(request.model) if u.usable(self.now)]
+        may = (
+            any(allowed(request, u) for u in others)
+            and len(request.tried) < LIMITS.max_attempts
+            and (request.repeatable or request.seq not in self.reached)
+            and self.now < request.deadline
+        )
+        assert not backing_off or may
+        if retry and outcome in (Outcome.FAILURE, Outcome.BUSY) and may:
+            assert backing_off or upstream.budget._retries >= FLOOR
         if not backing_off:
             self.answers[request.seq] += 1
             self.requests.remove(request)
@@ -215,6 +244,10 @@ class Router(RuleBasedStateMachine):
             for upstream in self.fleet.serving(request.model):
                 free = upstream.free(self.now, deferred=request.deferred)
                 assert not free or not allowed(request, upstream)
+
+    @invariant()
+    def no_request_waits_beyond_its_time(self) -> None:
+        assert all(self.now < request.deadline for request in self.in_state(State.WAITING))
 
     @invariant()
     def no_bound_request_waits_without_a_server_to_try(self) -> None:

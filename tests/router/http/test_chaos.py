@@ -12,16 +12,16 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 import requests
 
-from tests.router.conftest import Net, RouterProcess, until
+from tests.router.conftest import Net, until
 from tests.router.farm import TIMEOUT_S, listening_socket
 from tests.support.forked import Forked
+from tests.support.process import closed_at_end
 
 CLIENTS = 12
 BEHAVE = {"events": 8, "interval": 0.01}
@@ -58,22 +58,23 @@ class Victim:
 
 async def disasters(victims: list[Victim], rng: random.Random, rounds: int) -> None:
     """One upstream at a time, so that the others can take its work; each kind once a round."""
-    kinds = ("kill", "freeze", "slow")
-    for kind in [kind for _ in range(rounds) for kind in rng.sample(kinds, len(kinds))]:
-        victim = rng.choice(victims)
-        if kind == "kill":
-            await asyncio.to_thread(victim.kill)
-            await asyncio.sleep(rng.uniform(0.2, 1.0))
-            await asyncio.to_thread(victim.start)
-        elif kind == "freeze":
-            victim.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(rng.uniform(0.2, 1.5))
-            victim.process.send_signal(signal.SIGCONT)
-        else:
-            await asyncio.to_thread(victim.behave, delay=0.3, interval=0.05)
-            await asyncio.sleep(rng.uniform(0.2, 1.0))
-            await asyncio.to_thread(victim.behave, delay=0, **BEHAVE)
-        await asyncio.sleep(rng.uniform(0.3, 0.8))
+    for _ in range(rounds):
+        for kind in rng.sample(("kill", "freeze", "slow"), 3):
+            victim = rng.choice(victims)
+            if kind == "kill":
+                await asyncio.to_thread(victim.kill)
+            elif kind == "freeze":
+                victim.process.send_signal(signal.SIGSTOP)
+            else:
+                await asyncio.to_thread(victim.behave, delay=0.3, interval=0.05)
+            await asyncio.sleep(rng.uniform(0.2, 1.2))
+            if kind == "kill":
+                await asyncio.to_thread(victim.start)
+            elif kind == "freeze":
+                victim.process.send_signal(signal.SIGCONT)
+            else:
+                await asyncio.to_thread(victim.behave, delay=0, **BEHAVE)
+            await asyncio.sleep(rng.uniform(0.3, 0.8))
 
 
 async def client(url: str, over: asyncio.Event, rng: random.Random, counts: Counter[str]) -> None:
@@ -107,30 +108,10 @@ def judge(status: int, stream: bool, raw: bytes) -> str:
     return "cut stream"
 
 
-async def chaos(router: RouterProcess, victims: list[Victim], rounds: int) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    over = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        for i in range(CLIENTS):
-            group.create_task(client(router.url, over, random.Random(i), counts))
-        await disasters(victims, random.Random(7), rounds)
-        over.set()
-    return counts
-
-
-@pytest.fixture
-def victims() -> Iterator[list[Victim]]:
-    victims = [Victim() for _ in range(3)]
-    yield victims
-    for victim in victims:
-        victim.close()
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.long)])
-def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(
-    net: Net, victims: list[Victim], rounds: int
-) -> None:
+def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(net: Net, rounds: int) -> None:
+    victims = [closed_at_end(Victim()) for _ in range(3)]
     router = net.router(
         *(v.url for v in victims),
         max_connect_per_upstream=6,
@@ -139,7 +120,17 @@ def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(
         wait_for=1000 * TIMEOUT_S,  # no request is refused because a busy machine is slow
     )
     until(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
-    counts = asyncio.run(chaos(router, victims, rounds))
+    counts: Counter[str] = Counter()
+
+    async def chaos() -> None:
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for i in range(CLIENTS):
+                group.create_task(client(router.url, over, random.Random(i), counts))
+            await disasters(victims, random.Random(7), rounds)
+            over.set()
+
+    asyncio.run(chaos())
     print(dict(counts), file=sys.stderr)
     assert not [kind for kind in counts if kind.startswith("error")], counts
     assert counts["whole"] > CLIENTS

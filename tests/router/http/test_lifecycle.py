@@ -1,25 +1,44 @@
-"""Starting, changing and stopping a router; its keys, its metrics and its log."""
+"""Starting, changing and stopping a router; its keys, metrics, log; names as upstreams."""
 
+import asyncio
 import signal
+import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import requests
 
-from tests.router.conftest import Net, Pair, until
-from tests.router.farm import TIMEOUT_S
+from router.config import parse_upstream
+from router.dispatching import AsyncDispatcher
+from router.http.probes import Prober
+from router.rules.fleet import Fleet
+from router.rules.policies import LeastWork
+from router.rules.request import Limits
+from tests.router.conftest import Net, Pair, RouterProcess, until
+from tests.router.farm import TIMEOUT_S, ScriptedUpstream
 
 
-def test_sigterm_finishes_what_runs_and_waits_and_refuses_the_rest(net: Net) -> None:
+@contextmanager
+def ending(net: Net, **options: Any) -> Iterator[tuple[RouterProcess, ScriptedUpstream, Any, Any]]:
+    """A router that ends while a stream runs and a request waits."""
     upstream = net.upstream(hold_after=1)
-    router = net.router(upstream)
+    router = net.router(upstream, **options)
     running = router.streaming()
     with ThreadPoolExecutor(1) as pool:
         queued = pool.submit(router.post)
         until(lambda: router.waiting() == 1, "a queued request")
         router.signal(signal.SIGTERM)
+        yield router, upstream, running, queued
+    assert router.process.wait(timeout=TIMEOUT_S) == 0
+
+
+def test_sigterm_finishes_what_runs_and_waits_and_refuses_the_rest(net: Net) -> None:
+    with ending(net) as (router, upstream, running, queued):
         until(lambda: router.get("/health").status_code == 503, "draining")
         refused = router.post()
         assert refused.status_code == 503
@@ -28,23 +47,16 @@ def test_sigterm_finishes_what_runs_and_waits_and_refuses_the_rest(net: Net) -> 
         net.release(upstream)
         assert running.raw.read().endswith(b"data: [DONE]\n\n")
         assert queued.result().ok
-    assert router.process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_at_the_drain_limit_streams_end_with_an_error_event_and_the_rest_with_503(
     net: Net,
 ) -> None:
-    router = net.router(net.upstream(hold_after=1), drain_timeout=0.2)
-    running = router.streaming()
-    with ThreadPoolExecutor(1) as pool:
-        queued = pool.submit(router.post)
-        until(lambda: router.waiting() == 1, "a queued request")
-        router.signal(signal.SIGTERM)
+    with ending(net, drain_timeout=0.2) as (_, _, running, queued):
         rest = running.raw.read()
         assert b"shutting_down" in rest
         assert b"[DONE]" not in rest
         assert queued.result().status_code == 503
-    assert router.process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_sighup_reads_the_file_again_and_running_streams_survive(net: Net, tmp_path: Path) -> None:
@@ -64,19 +76,6 @@ def test_sighup_reads_the_file_again_and_running_streams_survive(net: Net, tmp_p
     router.signal(signal.SIGHUP)
     until(lambda: router.logged("upstreams not read again"), "the refusal in the log")
     assert router.post().ok
-
-
-def test_a_server_without_a_model_list_serves_the_models_declared_for_it(
-    net: Net, tmp_path: Path
-) -> None:
-    upstream = net.upstream(models_status=404)
-    listed = tmp_path / "upstreams"
-    listed.write_text(f"{upstream.url} models=a,b")
-    router = net.router(upstreams_file=listed, probe_interval=0.05)
-    assert [m["id"] for m in router.get("/v1/models").json()["data"]] == ["a", "b"]
-    assert router.post(json={"model": "b"}).ok
-    upstream.behave(health_status=503)
-    until(lambda: not router.upstreams()[upstream.url]["ready"], "the upstream to be lost")
 
 
 def test_every_address_of_a_dns_name_is_an_upstream_until_it_is_removed(net: Net) -> None:
@@ -122,17 +121,21 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(net: Net) -> None:
 def test_a_configured_server_that_is_drained_or_removed_comes_back_as_it_was(
     net: Net, tmp_path: Path
 ) -> None:
+    """One without a list of models serves those that are declared for it."""
     upstream = net.upstream(models_status=404)
     listed = tmp_path / "upstreams"
-    listed.write_text(f"{upstream.url} limit=7 key=secret models=declared")
-    router = net.router(upstreams_file=listed, admin_key="adm")
+    listed.write_text(f"{upstream.url} limit=7 key=secret models=a,b")
+    router = net.router(upstreams_file=listed, admin_key="adm", probe_interval=0.05)
+    assert [m["id"] for m in router.get("/v1/models").json()["data"]] == ["a", "b"]
     for verb, path in (("POST", "/drain"), ("DELETE", "")):
         assert router.change(verb, upstream.url, path) == 200
         assert router.change("POST", upstream.url) in (200, 201)
-        until(lambda: router.post(json={"model": "declared"}).ok, "the server to be back")
+        until(lambda: router.post(json={"model": "b"}).ok, "the server to be back")
         shown = router.upstreams()[upstream.url]
         assert (shown["limit"], shown["source"]) == (7, "file")
         assert upstream.headers[-1]["authorization"] == "Bearer secret"
+    upstream.behave(health_status=503)
+    until(lambda: not router.upstreams()[upstream.url]["ready"], "the upstream to be lost")
 
 
 def test_a_server_added_at_run_time_gets_no_key_but_its_own(net: Net) -> None:
@@ -149,10 +152,14 @@ def test_a_server_added_at_run_time_gets_no_key_but_its_own(net: Net) -> None:
     assert shown == {"m": "Bearer up", "bare": None, "keyed": "Bearer own"}
 
 
-def test_without_an_admin_key_nothing_can_be_changed(shared: Pair) -> None:
+def test_without_keys_nothing_can_be_changed_and_authorization_reaches_the_upstream(
+    shared: Pair,
+) -> None:
     assert shared.router.get("/upstreams").ok
     assert shared.router.change("DELETE", shared.upstream.url) == 403
-    assert shared.router.post().ok
+    for key in ("Bearer sk-1", None):
+        assert shared.router.post(headers={"Authorization": key} if key else {}).ok
+        assert shared.upstream.headers[-1].get("authorization") == key
 
 
 def test_router_keys_are_demanded_and_go_no_further(net: Net) -> None:
@@ -168,14 +175,6 @@ def test_router_keys_are_demanded_and_go_no_further(net: Net) -> None:
     for key in ("one", "two"):
         assert router.post(headers={"Authorization": f"Bearer {key}"}).ok
     assert ["authorization" in headers for headers in upstream.headers] == [False, False]
-
-
-@pytest.mark.parametrize("key", ["Bearer sk-1", None])
-def test_without_router_keys_authorization_reaches_the_upstream(
-    shared: Pair, key: str | None
-) -> None:
-    assert shared.router.post(headers={"Authorization": key} if key else {}).ok
-    assert shared.upstream.headers[-1].get("authorization") == key
 
 
 def test_the_same_prompt_prefix_goes_to_the_same_upstream(net: Net) -> None:
@@ -207,3 +206,73 @@ def test_the_metrics_and_the_log_tell_what_happened(net: Net) -> None:
     (line,) = (line for line in router.logged("request") if line["request"] == "two")
     assert line["upstream"] == upstream.url
     assert (line["status"], line["attempts"], line["model"]) == (200, 1, "m")
+
+
+# --- DNS names as upstreams: before they resolve, and while they do ---------------------------
+
+NOWHERE = f"dns+http://{'n' * 64}:8500"  # a label of more than 63 characters: no server is asked
+
+
+def test_names_without_an_address_are_no_reason_to_be_healthy(net: Net) -> None:
+    router = net.starting(NOWHERE, wait_for=50)
+    until(lambda: router.logged("name not resolved"), "a lookup")
+    assert router.get("/health").status_code == 503
+    for body in ({"model": "m"}, {"prompt": "x"}):
+        refused = router.post(json=body)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["code"] == "no_upstream_ready"
+    assert router.get("/v1/models/m").status_code == 503
+
+
+def test_a_name_without_an_address_leaves_the_other_servers_alone(net: Net) -> None:
+    router = net.router(net.upstream(), NOWHERE, wait_for=50, batch_upstream="any")
+    assert router.post(json={"prompt": "x"}).ok
+    for model, status in (("m", 200), ("other", 503)):  # its servers may have the other one
+        assert router.post(json={"model": model}).status_code == status
+        asked = router.post("/v1/batches", json={}, headers={"X-Model": model})
+        assert asked.status_code == status
+
+
+def names(*hosts: str) -> dict[str, Any]:
+    return {"file": [parse_upstream(f"dns+http://{host}:9", 1) for host in hosts]}
+
+
+def test_lists_are_read_again_and_names_resolved_while_lookups_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> None:
+        asked: asyncio.Queue[asyncio.Future[list[str]]] = asyncio.Queue()
+
+        async def find(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            asked.put_nowait(answer)
+            return [(0, 0, 0, "", (address, port)) for address in await answer]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", find)
+        fleet = Fleet()
+        async with aiohttp.ClientSession() as session:
+            dispatcher = AsyncDispatcher(fleet, LeastWork(), Limits())
+            prober = Prober(dispatcher, session, 3600, 5)
+            prober.set_sources(names("stays"))
+            for failing in (True, False):  # a router is healthy when its name resolves
+                round_ = asyncio.create_task(prober.round())
+                answer = await asked.get()
+                assert not fleet.all_probed()
+                if failing:
+                    answer.set_exception(socket.gaierror("no address"))
+                else:
+                    answer.set_result(["127.0.0.1"])
+                await round_
+            assert fleet.all_probed()
+            assert fleet.complete()
+            prober.set_sources(names("old", "stays"))
+            round_ = asyncio.create_task(prober.round())
+            old, stays = [await asked.get() for _ in range(2)]
+            prober.set_sources(names("stays"))  # as SIGHUP does
+            old.set_result(["127.0.0.1"])
+            stays.set_result(["127.0.0.2"])
+            await round_
+            assert [upstream.url for upstream in fleet] == ["http://127.0.0.2:9"]
+
+    asyncio.run(play())

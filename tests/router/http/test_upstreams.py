@@ -1,19 +1,31 @@
-"""Upstreams that refuse, break, drop, freeze, push back or are not there."""
+"""Upstreams that refuse, break, drop, freeze, push back, are not there, or send what no server
+should."""
 
 import json
 import signal
+import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
+from urllib3.exceptions import HTTPError
 
-from tests.router.conftest import Net, RouterProcess, until
+from tests.router.conftest import Net, RouterProcess, raw_post, until
 from tests.router.farm import TIMEOUT_S
 
 IN_TURN = "round-robin"  # the first request goes to the upstream that is listed first
 STREAM = {"model": "m", "stream": True}
+
+
+@contextmanager
+def side_by_side(router: RouterProcess, number: int) -> Iterator[list[Future[requests.Response]]]:
+    with ThreadPoolExecutor(number) as pool:
+        yield [pool.submit(router.post) for _ in range(number)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -23,11 +35,13 @@ STREAM = {"model": "m", "stream": True}
     ids=["unanswered", "cut off", "500", "429"],
 )
 def test_a_failure_before_the_first_byte_is_retried_elsewhere(
-    net: Net, how: dict[str, object], stream: bool
+    net: Net, how: dict[str, object], stream: bool, tmp_path: Path
 ) -> None:
     broken, good = net.upstream(**how), net.upstream()
-    router = net.router(broken, good, policy=IN_TURN)
-    answer = router.post(json={"model": "m", "stream": stream})
+    path = tmp_path / "router.jsonl"
+    router = net.router(broken, good, policy=IN_TURN, record=path)
+    ask = {"model": "m", "stream": stream}
+    answer = router.post(json=ask, headers={"X-Request-Id": "mine"})
     assert answer.ok
     assert answer.headers["X-Upstream-Origin"] == good.url
     assert answer.text.endswith("data: [DONE]\n\n") is stream
@@ -35,13 +49,7 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere(
     assert len(broken.bodies) == 1
     assert router.metric("eb_router_retries_total", upstream=broken.url) == 1
     assert router.in_flight() == 0
-
-
-def test_the_record_tells_every_attempt_within_its_request(net: Net, tmp_path: Path) -> None:
-    broken, good = net.upstream(status=500), net.upstream()
-    path = tmp_path / "router.jsonl"
-    router = net.router(broken, good, policy=IN_TURN, record=path)
-    assert router.post(headers={"X-Request-Id": "mine"}).ok
+    # the record has every attempt within its request
     router.signal(signal.SIGTERM)
     router.process.wait(TIMEOUT_S)
     head, line = map(json.loads, path.read_text().splitlines())
@@ -68,25 +76,20 @@ def test_an_upstream_lost_mid_stream_ends_the_stream_with_an_error_event(
     assert router.in_flight() == 0
 
 
-def test_a_stream_that_falls_silent_ends_with_an_error_event(net: Net) -> None:
-    upstream = net.upstream(hold_after=2)
-    answer = net.router(upstream, stream_idle=0.2).post(json=STREAM)
-    assert "silent for too long" in answer.text
-    assert "[DONE]" not in answer.text
-    until(lambda: upstream.cancelled == 1, "the upstream's request to be closed")
-
-
 def test_errors_name_no_address_of_a_server_to_clients_but_in_the_log(net: Net) -> None:
     upstream = net.upstream(drop="before")
-    router = net.router(upstream, batch_upstream="any", stream_idle=1)
+    router = net.router(upstream, batch_upstream="any", stream_idle=0.3)
     told = [router.post(), router.post("/v1/files")]
     for how in ({"drop": "", "cut_after": 2}, {"drop": "", "hold_after": 2}):
         told.append(router.post(json={**STREAM, "behave": how}))
+    assert "silent for too long" in told[-1].text
+    until(lambda: upstream.current == 0, "the silent stream to be closed")
     net.stop(upstream)
     told += [router.post(), router.post("/v1/files")]
     assert [answer.status_code for answer in told] == [502, 502, 200, 200, 502, 502]
     for answer in told:
         assert "upstream_failed" in answer.text
+        assert "[DONE]" not in answer.text
         assert str(upstream.port) not in answer.text
         assert answer.ok or "X-Upstream-Origin" not in answer.headers
     assert upstream.url in json.dumps(router.logged("attempt failed"))
@@ -208,8 +211,7 @@ def test_a_router_that_starts_before_its_upstreams_finds_them(net: Net) -> None:
 def test_a_full_queue_is_reported(net: Net) -> None:
     busy = net.upstream(hold=True)
     small = net.router(busy, max_queue=1)
-    with ThreadPoolExecutor(2) as pool:
-        taken = [pool.submit(small.post) for _ in range(2)]
+    with side_by_side(small, 2) as taken:
         until(lambda: small.waiting() == 1, "a full queue")
         full = small.post()
         net.release(busy)
@@ -219,9 +221,103 @@ def test_a_full_queue_is_reported(net: Net) -> None:
     assert "MAX_QUEUE" in full.json()["error"]["message"]
 
 
-def test_health_is_503_until_every_upstream_was_probed_once(net: Net) -> None:
-    silent = net.upstream(models_delay=60)
-    router = net.starting(silent, net.upstream(), probe_timeout=2)  # longer than the next line
-    assert router.get("/health").status_code == 503
-    router.probed()
+def test_a_freed_place_is_given_on_while_another_server_hangs_in_its_probe(net: Net) -> None:
+    busy, hanging = net.upstream(hold=True), net.upstream(models_delay=60)
+    router = net.starting(busy, hanging, probe_timeout=TIMEOUT_S)
+    with side_by_side(router, 2) as asked:
+        until(lambda: router.in_flight() == 1 and router.waiting() == 1, "a request that waits")
+        assert router.get("/health").status_code == 503, "not every upstream was probed once"
+        net.release(busy)
+        assert all(answer.result().ok for answer in asked)
+
+
+def test_health_is_200_when_every_upstream_was_probed_once(net: Net) -> None:
+    router = net.router(net.upstream(models_delay=60), net.upstream(), probe_timeout=0.3)
     assert router.get("/health").json() == {"status": "ok", "upstreams": 2, "ready": 1}
+
+
+# --- hostile upstreams: the router and its probes survive, and the others are served -----------
+
+OK = "HTTP/1.1 200 OK\r\n"
+JSON = OK + "Content-Type: application/json\r\nConnection: close\r\n"
+LISTS = {
+    "nested too deeply": JSON + '\r\n{"data": ' + "[" * 100_000,
+    "an unknown charset": OK + "Content-Type: application/json; charset=martian\r\n\r\n[]",
+    "not UTF-8": JSON + '\r\n{"data": [{"id": "\xff"}]}',
+    "half a surrogate pair": JSON + '\r\n{"data": [{"id": "\\ud800"}]}',
+    "not JSON": JSON + '\r\n{"data": [NaN]}',
+    "empty": JSON + "Content-Length: 0\r\n\r\n",
+    "wrong types": JSON + '\r\n{"data": [1, null, {"id": 5}, {"id": null}, [], {}]}',
+    "not a list": JSON + '\r\n{"data": {"id": "m"}}',
+    "broken chunks": JSON + "Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "compressed": JSON + "Content-Encoding: gzip\r\n\r\n\x1f\x8b\x08garbage",
+    "no HTTP": "\x00\xff\r\n\r\n",
+    "an odd status": "HTTP/1.1 999 \xff\r\n\r\n",
+    "switches protocols": "HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "endless headers": OK + "X-A: b\r\n" * 100_000,
+}
+
+
+def test_no_list_of_models_ends_the_probes(net: Net) -> None:
+    good = net.upstream()
+    odd = {name: net.upstream(said=said) for name, said in LISTS.items()}
+    odd["endless"] = net.upstream(models_endless=True)
+    router = net.router(*odd.values(), good, probe_interval=0.1, probe_timeout=5)
+    states = router.upstreams()
+    assert not [name for name, upstream in odd.items() if states[upstream.url]["models"]]
+    assert "longer than" in states[odd["endless"].url]["last_error"]
+    good.behave(models=["m", "new"])  # seen by a later round
+    until(lambda: router.upstreams()[good.url]["models"] == ["m", "new"], "another round")
+    assert router.post(json={"model": "new"}).ok
+    assert router.get("/metrics").ok
+
+
+def test_models_are_described_as_their_upstream_describes_them(net: Net) -> None:
+    described = '{"id": "m", "n": 1.0, "deep": %s}' % ("[" * 300 + "]" * 300)
+    listed = f'{JSON}\r\n{{"object": "list", "data": [1, {described}]}}'
+    router = net.router(net.upstream(said=listed))
+    assert described in router.get("/v1/models").text
+    assert router.get("/v1/models/m").text == described
+    assert router.get("/v1/models").json()["data"][0]["id"] == "m"
+
+
+def declared(net: Net, folder: Path, *said: str, **options: Any) -> RouterProcess:
+    """Before upstreams that say this whatever they are asked, with models named by their number."""
+    listed = folder / "upstreams"
+    urls = [net.upstream(said=one).url for one in said]
+    lines = [net.upstream("good").url, *(f"{url} models={i}" for i, url in enumerate(urls))]
+    listed.write_text("\n".join(lines))
+    return net.router(upstreams_file=listed, probe_interval=3600, max_attempts=1, **options)
+
+
+def test_no_answer_to_a_request_ends_the_router(net: Net, tmp_path: Path) -> None:
+    # no probe between the first and the requests: some of them call an upstream not ready
+    router = declared(net, tmp_path, *LISTS.values(), wait_for=1)
+    odd = [*router.upstreams().values()][1:]
+    for name, upstream in zip(LISTS, odd, strict=True):
+        for stream in (False, True) if upstream["ready"] else ():
+            ask = {"model": upstream["models"][0], "stream": stream}
+            with router.post(json=ask, stream=True) as answer, suppress(HTTPError):
+                assert answer.status_code in (200, 502), name
+                answer.raw.read()  # may break off
+    assert sum(upstream["ready"] for upstream in odd) > 3
+    assert router.post(json={"model": "good"}).ok
+    assert router.get("/health").json()["status"] == "ok"
+
+
+def test_an_odd_content_type_is_passed_on(net: Net, tmp_path: Path) -> None:
+    kinds = "text/event-stream; charset=martian", "\xff;=;", ""
+    heads = [f"{OK}Content-Type: {kind}\r\nContent-Length: 2\r\n\r\n{{}}" for kind in kinds]
+    router = declared(net, tmp_path, *heads)
+    for model in range(len(kinds)):
+        assert router.post(json={"model": str(model)}).content == b"{}"
+
+
+def test_a_refusal_whose_body_is_late_holds_no_place(net: Net) -> None:
+    refused = "HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{"
+    router = net.router(net.upstream(said=refused, said_to="POST", stalls=True))
+    with socket.create_connection(("127.0.0.1", router.port)) as client:
+        client.sendall(raw_post(b'{"model": "m"}'))
+        begun = "eb_router_first_byte_seconds_count"
+        until(lambda: router.metric(begun), "the head of the refusal")
+        assert router.in_flight() == 0
