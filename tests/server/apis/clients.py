@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 MODEL = "smollm2"
+KEY = "sk-of-the-proxy-of-this-test"
 ASKED = "How is the weather in Paris?"
 USER: Any = {"role": "user", "content": ASKED}
 LIMITS: Any = {"temperature": 0, "max_tokens": 80}
@@ -57,10 +64,10 @@ def _pieces(chunks: Iterable[Any]) -> list[str]:
     return [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
 
 
-def with_openai(url: str) -> Told:
+def with_openai(url: str, key: str = "none") -> Told:
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         chat = client.chat.completions
         asked: Any = {"model": MODEL, "messages": [USER], **LIMITS}
         called = chat.create(**asked, tools=[TOOL], tool_choice="required")
@@ -257,6 +264,41 @@ def with_litellm(url: str) -> Told:
         _call(called.tool_calls[0]),
         json.loads(ask(response_format=FORMAT).choices[0].message.content),
     )
+
+
+def with_litellm_proxy(url: str) -> Told:
+    """Asked by OpenAI's client."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "none"}
+    config = {
+        "model_list": [{"model_name": MODEL, "litellm_params": served}],
+        "general_settings": {"master_key": KEY},
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps(config))  # which is YAML, too
+        file.flush()
+        command = [str(Path(sys.executable).parent / "litellm"), "--config", file.name]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        with subprocess.Popen(command, stdout=sys.stderr) as proxy:
+            try:
+                _wait(f"http://127.0.0.1:{port}/health/liveliness", proxy)
+                return with_openai(f"http://127.0.0.1:{port}", KEY)
+            finally:
+                proxy.terminate()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=10).close()
+            return
+        except OSError:
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
 
 
 def with_huggingface_hub(url: str) -> Told:

@@ -32,7 +32,8 @@ PYTHON: Mapping[str, Sequence[str]] = {
     "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "instructor": ["instructor==1.17.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],
-    "litellm": ["litellm==1.108.7"],
+    "litellm": ["litellm[proxy]==1.108.7"],
+    "litellm_proxy": ["litellm[proxy]==1.108.7"],
     "huggingface_hub": ["huggingface_hub==2.4.0", "pydantic==2.14.4"],
     "text_generation": ["text-generation==0.7.0"],
     "outlines": ["outlines[openai]==1.3.3"],
@@ -83,7 +84,7 @@ def made(name: str, wanted: Sequence[str], commands: Sequence[Sequence[str]]) ->
 def environment(name: str) -> Path:
     """Its Python."""
     wanted = PYTHON[name]
-    name = name.removesuffix("_responses")
+    name = name.removesuffix("_responses").removesuffix("_proxy")
     venv_of = [sys.executable, "-m", "venv", "."]
     install = ["bin/pip", "install", "--disable-pip-version-check", "--quiet", *wanted]
     return made(name, wanted, [venv_of, install]) / "bin" / "python"
