@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,9 +19,11 @@ from benchmarks.on_gpu.work import NAMES, SAMPLING, Models, Options, network
 from engine.speculation import Speculation
 from kernels.gpu.paged import queries_per_tile
 from models.networks import Network
+from runtime.attention import Span
+from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.gpu import selfcheck
-from runtime.gpu.comparison import Heads, differs
-from runtime.gpu.paged import PagedAttention
+from runtime.gpu.comparison import TOLERANCE, Heads
+from runtime.gpu.paged import PagedAttention, sent_alone
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from seams import Policy
@@ -64,30 +65,88 @@ def self_checks(options: Options, emit: Emit) -> None:
 def attention(options: Options, emit: Emit) -> None:
     """The sizes that the self-check is too short for."""
     rng = np.random.default_rng(0)
-    most, rows = (70, 3) if options.tiny else (16_000, 32)
-    longest = [(int(start), 1) for start in rng.integers(0, most, rows)]
-    many = [(int(start), 1) for start in rng.integers(0, most // 8, 8 * rows)]
-    mixed = [*longest[: rows // 8], (0, most // 8), (most // 2, most // 16), (most // 3, 2)]
-    grouped = Heads(16, 8, 128, 16, _name(options.dtype))
+    most, rows = (70, 3) if options.tiny else (16_000, 256)
+    decodes = [(int(start), 1) for start in rng.integers(0, most, rows)]
+    mixed = [*decodes[: rows // 8], (0, most // 8), (most // 2, most // 16), (most // 3, 2)]
+    grouped = Heads(16, 8, 128, 16, str(options.dtype).removeprefix("torch."))
     wide = Heads(4, 1, 256, 16, grouped.dtype)
+    cases: list[tuple[str, Heads, Sequence[tuple[int, int]], int | None, int]] = [
+        (f"{rows} rows of up to {most} keys", grouped, decodes, None, 0),
+        (f"{len(mixed)} rows, three of prompts", grouped, mixed, None, 0),
+        ("a window of 512 keys", wide, mixed, 512 if most > 512 else 20, 0),
+        (f"{rows} rows, heads of 256", wide, decodes, None, 0),
+        ("8 drafts a row", grouped, decodes[: rows // 8 + 1], None, 8),
+        ("one row of 16 splits", grouped, [(most - 1, 1)], None, 0),
+    ]
     if options.tiny:
         grouped = wide = Heads(2, 1, 16, 16, "float32")
-    for name, heads, its in (
-        (f"{rows} rows of up to {most} keys", grouped, longest),
-        (f"{len(many)} rows of up to {most // 8} keys", grouped, many),
-        (f"{len(mixed)} rows, three of prompts", grouped, mixed),
-        ("a window", replace(wide, window=most // 32 + 2), mixed),
-        (f"{rows} rows, heads of 256", wide, longest),
-        ("one row of 16 splits", grouped, [(most - 1, 1)]),
-    ):
+        cases = [(name, grouped, its, window, n) for name, _, its, window, n in cases]
+    for name, heads, its, window, drafts in cases:
         start_s = time.monotonic()
-        dtype: torch.dtype = getattr(torch, heads.dtype)
-        tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
         try:
-            found = differs(PagedAttention, tile_tokens, heads, options.device, [its])
+            found = _differs(heads, its, window, drafts, options.device)
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         checked(emit, name, found, start_s)
+
+
+def _differs(
+    heads: Heads,
+    rows: Sequence[tuple[int, int]],
+    window: int | None,
+    drafts: int,
+    device: torch.device,
+) -> str | None:
+    """Rows of (tokens before, new tokens) over scattered blocks beside float64. A draft is a row
+    of its own over its sequence's blocks. What no token wrote holds NaN."""
+    size, dtype = heads.block_tokens, getattr(torch, heads.dtype)
+    counts = [-(-(start + count + drafts) // size) for start, count in rows]
+    shape = KVShape(1, heads.kv_heads, heads.head_dim, dtype, device, size, (window,))
+    pool = KVPool(shape, sum(counts))
+    blocks = np.split(np.random.default_rng(1).permutation(sum(counts)), np.cumsum(counts)[:-1])
+    spans, first = list[Span](), 0
+    for (start, count), its in zip(rows, blocks, strict=True):
+        table = BlockTable(its.tolist())
+        for new, at in [(count, start), *((1, start + count + i) for i in range(drafts))]:
+            spans.append(Span(first, new, at, table))
+            first += new
+    generator = torch.Generator(device).manual_seed(0)
+    keys, values = pool.slots(0)
+    for half in (keys, values):
+        half.normal_(generator=generator)
+        for (start, _), span in zip(rows, spans[:: 1 + drafts], strict=True):
+            unwritten = span.table.slots(start, len(span.table.blocks) * size, size)
+            half[torch.from_numpy(unwritten).to(device)] = torch.nan
+    fused = torch.empty(
+        first, heads.heads + 2 * heads.kv_heads, heads.head_dim, dtype=dtype, device=device
+    ).normal_(generator=generator)
+    q, k, v = fused.split_with_sizes([heads.heads, heads.kv_heads, heads.kv_heads], 1)
+    positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
+    tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
+    found = PagedAttention(sent_alone(positions, spans, shape, tile_tokens), pool)(0, q, k, v)
+    worst, largest = 0.0, 1.0
+    for span in spans:
+        own = slice(span.first, span.first + span.length)
+        slots = span.table.slots(0, span.start + span.length, size)
+        seen = torch.from_numpy(slots).to(device)
+        expected = _exact(q[own], keys[seen], values[seen], span.start, window)
+        worst = max(worst, float((found[own] - expected).abs().nan_to_num(torch.inf).max()))
+        largest = max(largest, float(expected.abs().max()))
+    allowed = TOLERANCE[dtype] * largest
+    return None if worst <= allowed else f"differs by {worst:.2g}, allowed: {allowed:.2g}"
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
+    """One row in float64: q `[T, H, D]` from position `start`, k and v `[L, kv_heads, D]`."""
+    at = torch.arange(len(k), device=q.device)
+    own = start + torch.arange(len(q), device=q.device)[:, None]
+    seen = at <= own
+    if window is not None:
+        seen &= at > own - window
+    q, k, v = (t.double().transpose(0, 1) for t in (q, k, v))
+    return F.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+    )[0].transpose(0, 1)
 
 
 def networks(options: Options, emit: Emit) -> None:
