@@ -17,7 +17,7 @@ KEY = "sesame"
 VIEWERS = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it occupies the thread's event loop, which others need
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
