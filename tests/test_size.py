@@ -19,24 +19,24 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9978,
-    "benchmarks": 8747,
-    "client": 12467,
+    "api": 9973,
+    "benchmarks": 7643,
+    "client": 12114,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
     "models": 2416,
     "router": 3506,
-    "runtime": 5727,
+    "runtime": 5726,
     "scheduling": 2481,
-    "tests": 46271,
-    "text": 2038,
-    "others": 8073,
+    "tests": 45190,
+    "text": 2035,
+    "others": 8052,
 }
-PRODUCT_LINES = 41685  # all but tests, benchmarks and client
-SHORT_FILES = 67
-LONG_FUNCTIONS = 18
-REPEATED_CLASS_NAMES = 71  # names that two classes outside the tests have
+PRODUCT_LINES = 41655  # all but tests, benchmarks and client
+SHORT_FILES = 62
+LONG_FUNCTIONS = 17
+REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
 
 
 @functools.cache
