@@ -125,7 +125,7 @@ class _Stream(threading.Event):
                 whole = self._client.post(
                     b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
                 )
-            except OSError as error:
+            except BaseException as error:
                 self.error = self.error or error
         if self.ended or self.error is not None or not whole:
             self.lent = False
