@@ -120,8 +120,8 @@ class _Stream(threading.Event):
         self._comment_due, whole = False, True
         if parts:
             self._sent_s = time.monotonic()
-            data = b"".join(parts)
             try:
+                data = b"".join(parts)
                 whole = self._client.post(
                     b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data
                 )

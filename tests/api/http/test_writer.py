@@ -180,7 +180,10 @@ def test_a_client_that_does_not_read_keeps_only_itself_waiting(opens: Opens) -> 
 
 
 def test_events_that_fail_and_a_client_that_has_gone_end_their_own_stream(opens: Opens) -> None:
-    failing, gone, other = opens(), opens(), opens()
+    failing, odd, gone, other = opens(), opens(), opens(), opens()
+    odd.tell("no bytes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        odd.body.result(PATIENCE_S)
     failing.tell(b"first", ZeroDivisionError("a fault"))
     with pytest.raises(ZeroDivisionError, match="a fault"):
         failing.body.result(PATIENCE_S)
