@@ -15,6 +15,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.smollm2 import fetched
+from tests.support.postgres import Postgres
 from tests.support.process import close_all
 
 # else every worker, and every process that a test starts, compiles all that it imports
@@ -47,6 +48,16 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
     return fetched()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ TEXTS = ("*.md", "*.py", "*.cpp", "*.h", "*.js", "*.html", "*.sh", "*.proto", "*
 EXCEPT = (
     "results/",  # as they were recorded
     "embedded/README.md",  # the model's own words
-    "tests/deferred/postgres.py",  # the user of that name
+    "tests/support/postgres.py",  # the user of that name
     "tests/test_plain_words.py",
 )
 

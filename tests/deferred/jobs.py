@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Table, func, select
+from sqlalchemy import Table, func, select, text
 
 from deferred.entities import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
 from deferred.store import JobStore
+from deferred.store.schema import metadata
 
 OWNER = "an owner"
 MODEL = "a model"
@@ -28,16 +29,19 @@ def new_items(count: int, first: int = 1) -> list[NewItem]:
     ]
 
 
-def upload(store: JobStore, content: Iterable[bytes] = (b"a\n",)) -> str:
-    return store.files.create(OWNER, "batch", "in.jsonl", content, NOW_S).id
+def upload(store: JobStore, content: Iterable[bytes] = (b"a\n",), owner: str = OWNER) -> str:
+    return store.files.create(owner, "batch", "in.jsonl", content, NOW_S).id
 
 
 def create(
-    store: JobStore, model: str = MODEL, expires_at: float = EXPIRES_S, owner: str = OWNER
+    store: JobStore,
+    model: str = MODEL,
+    expires_at: float = EXPIRES_S,
+    owner: str = OWNER,
+    **spec: Any,
 ) -> Batch:
-    file = store.files.create(owner, "batch", "in.jsonl", [b"a\n"], NOW_S)
-    spec = NewBatch(file.id, "/v1/completions", model, "24h")
-    return store.batches.create(owner, spec, NOW_S, expires_at=expires_at)
+    wanted = NewBatch(upload(store, owner=owner), "/v1/completions", model, "24h", **spec)
+    return store.batches.create(owner, wanted, NOW_S, expires_at=expires_at)
 
 
 def validating(store: JobStore, lines: int | Sequence[NewItem] = 0, **options) -> Batch:
@@ -89,6 +93,13 @@ def lines_of(
     content = b"".join(store.files.content(owner, file_id, now_s))
     assert content.endswith(b"\n")
     return [json.loads(line) for line in content.splitlines()]
+
+
+def emptied(store: JobStore) -> JobStore:
+    """Of PostgreSQL."""
+    with store._database.write(durable=False) as connection:
+        connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)}"))
+    return store
 
 
 def rows_of(store: JobStore, table: Table) -> int:

@@ -11,6 +11,7 @@ import pytest
 from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
 from deferred.jobs import Jobs
 from deferred.store import open_store
+from tests.support.process import eventually
 
 
 def jobs_at(where: str | Path) -> Jobs:
@@ -18,29 +19,22 @@ def jobs_at(where: str | Path) -> Jobs:
     return Jobs(where, None, names=["m"], hurried=lambda: False, **limits)  # type: ignore[arg-type]
 
 
-def ended(jobs: Jobs) -> None:
-    jobs.stop(60)
-    jobs.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batch-")]
-
-
-def test_nothing_is_made_before_it_is_used(tmp_path: Path) -> None:
-    jobs = jobs_at(tmp_path / "jobs")
-    jobs.start()
-    assert jobs.describe() == {"store": "unused"}
-    assert not (tmp_path / "jobs").exists()
-    assert jobs.store.files.list("", 0.0).data == ()
-    assert (tmp_path / "jobs").is_dir()
-    ended(jobs)
-
-
-def test_work_that_another_process_began_is_resumed_at_start(tmp_path: Path) -> None:
-    open_store(tmp_path).close()
-    jobs = jobs_at(tmp_path)
-    jobs.start()
-    while jobs.describe()["store"] != "open":
-        pass
-    ended(jobs)
+def test_a_store_is_made_when_it_is_used_and_resumed_at_start_where_it_is_there(
+    tmp_path: Path,
+) -> None:
+    for folder in (tmp_path / "jobs", tmp_path / "jobs"):
+        first, jobs = not folder.exists(), jobs_at(folder)
+        jobs.start()
+        if first:
+            assert jobs.describe() == {"store": "unused"}
+            assert not folder.exists()
+            assert jobs.store.files.list("", 0.0).data == ()
+        eventually(lambda: jobs.describe()["store"] == "open")  # noqa: B023
+        jobs.stop(60)
+        jobs.close()
+        assert not [one for one in threading.enumerate() if one.name.startswith("batch-")]
+        with pytest.raises(StoreError, match="shutting down"):
+            _ = jobs.store
 
 
 @pytest.mark.parametrize("where", ["postgresql://host:no-port/x", "/dev/null/folder"])
@@ -63,10 +57,3 @@ def test_a_second_server_in_a_folder_is_no_error(
         _ = second.store
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     first.close()
-
-
-def test_a_server_that_stops_opens_none(tmp_path: Path) -> None:
-    jobs = jobs_at(tmp_path)
-    jobs.stop(60)
-    with pytest.raises(StoreError, match="shutting down"):
-        _ = jobs.store

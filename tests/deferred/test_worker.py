@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -18,18 +18,11 @@ from deferred.store.transitions import CANCELLING_S
 from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from engine.inference import Inference
 from requested import Sampling
-from tests.deferred.jobs import MODEL, OWNER, new_items, started, unrun
+from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
+from tests.support.process import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0
 WINDOW = 8
 GOOD = Answer(200, {"good": True}, Usage(3, 0, 5))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 class Endpoints:
@@ -45,7 +38,7 @@ class Endpoints:
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
-    ) -> HeldCall | Answer:
+    ) -> HeldCall:
         assert endpoint == "/v1/completions"
         assert deadline_s > 0
         if self.closed:
@@ -57,6 +50,10 @@ class Endpoints:
         if not self.held:
             call.end()
         return call
+
+    def end_all(self) -> None:
+        for call in list(self.open):
+            call.end()
 
 
 class HeldCall:
@@ -112,10 +109,7 @@ def done(store: JobStore, batch: Batch) -> int:
 
 
 def written(store: JobStore, file_id: str | None) -> dict[str, Any]:
-    if file_id is None:
-        return {}
-    content = b"".join(store.files.content(OWNER, file_id, time.time()))
-    lines = [json.loads(line) for line in content.splitlines()]
+    lines = lines_of(store, OWNER, file_id, time.time())
     assert len({line["custom_id"] for line in lines}) == len(lines)
     return {line["custom_id"]: line for line in lines}
 
@@ -127,145 +121,142 @@ def finalised(store: JobStore, batch: Batch) -> Batch:
     return store.batches.finalise(batch.id, "f", time.time(), unrun)
 
 
-def test_every_line_is_executed_and_recorded_once(
-    each_store: JobStore, endpoints: Endpoints
-) -> None:
-    batch = begun(each_store, 300)
-    with working(each_store, endpoints):
-        eventually(lambda: done(each_store, batch) == 300)
-    ended = finalised(each_store, batch)
-    assert len(written(each_store, ended.output_file_id)) == 300
-    assert len(endpoints.begun) == 300
-    assert ended.usage == Usage(900, 0, 1500)
-
-
 @pytest.mark.parametrize("most", [WINDOW, 3], ids=["the window", "bytes"])
-def test_no_more_requests_are_in_hand_than_the_window_and_their_bytes_allow(
-    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, most: int
+def test_every_line_is_recorded_once_and_no_more_are_in_hand_than_allowed(
+    sqlite_store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     if most < WINDOW:
         monkeypatch.setattr("deferred.worker.CLAIM_BYTES", most * len(new_items(1)[0].body))
     endpoints.held = True
-    batch = begun(store, 30)
-    with working(store, endpoints):
-        while done(store, batch) < 30:
-            eventually(lambda: bool(endpoints.open) or done(store, batch) == 30)
+    batch = begun(sqlite_store, 30)
+    with working(sqlite_store, endpoints):
+        while done(sqlite_store, batch) < 30:
+            eventually(lambda: bool(endpoints.open) or done(sqlite_store, batch) == 30)
             for call in list(endpoints.open)[: most - 2]:
                 call.end()
     assert endpoints.most_open == most
+    ended = finalised(sqlite_store, batch)
+    assert len(written(sqlite_store, ended.output_file_id)) == len(endpoints.begun) == 30
+    assert ended.usage == Usage(90, 0, 150)
 
 
 def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
-    store: JobStore, endpoints: Endpoints
+    sqlite_store: JobStore, endpoints: Endpoints
 ) -> None:
     endpoints.held = True
     window = 3 * BURST_LINES
-    begun(store, window)
-    worker = Worker(store, endpoints, name="w1", model=MODEL, window=window, hurried=lambda: True)
+    begun(sqlite_store, window)
+    worker = Worker(
+        sqlite_store, endpoints, name="w1", model=MODEL, window=window, hurried=lambda: True
+    )
     for lines in (BURST_LINES, 2 * BURST_LINES):
         assert worker.turn() == 0
         assert len(endpoints.begun) == lines
 
 
 def test_a_refusal_is_the_lines_error_and_a_failure_is_retried_a_limited_number_of_times(
-    store: JobStore, endpoints: Endpoints
+    sqlite_store: JobStore, endpoints: Endpoints
 ) -> None:
-    batch = begun(store, 3)
+    batch = begun(sqlite_store, 3)
     failure = Answer(500, {"error": "failed"}, Usage())
     endpoints.answers[b'{"prompt":"1"}'] = [failure] * (MOST_TRIES - 1)
     endpoints.answers[b'{"prompt":"2"}'] = [failure] * 10
     endpoints.answers[b'{"prompt":"3"}'] = [Answer(400, {"error": "no"}, Usage())]
-    with working(store, endpoints):
-        eventually(lambda: done(store, batch) == 3)
-    ended = finalised(store, batch)
-    assert set(written(store, ended.output_file_id)) == {"id-1"}
-    errors = written(store, ended.error_file_id)
+    with working(sqlite_store, endpoints):
+        eventually(lambda: done(sqlite_store, batch) == 3)
+    ended = finalised(sqlite_store, batch)
+    assert set(written(sqlite_store, ended.output_file_id)) == {"id-1"}
+    errors = written(sqlite_store, ended.error_file_id)
     assert [errors[id]["response"]["status_code"] for id in ("id-2", "id-3")] == [500, 400]
     assert errors["id-3"]["response"]["body"] == {"error": "no"}
     assert [endpoints.begun.count(b'{"prompt":"%d"}' % n) for n in (2, 3)] == [MOST_TRIES, 1]
 
 
-def test_a_line_that_ended_every_process_is_given_up(store: JobStore, endpoints: Endpoints) -> None:
-    batch = begun(store, 1)
+def test_a_line_that_ended_every_process_is_given_up(
+    sqlite_store: JobStore, endpoints: Endpoints
+) -> None:
+    batch = begun(sqlite_store, 1)
     for number in range(MOST_LOST):
-        assert store.items.claim(f"dead {number}", MODEL, 1, 0.0)
-        store.items.recover(time.time())
-    with working(store, endpoints):
-        eventually(lambda: done(store, batch) == 1)
+        assert sqlite_store.items.claim(f"dead {number}", MODEL, 1, 0.0)
+        sqlite_store.items.recover(time.time())
+    with working(sqlite_store, endpoints):
+        eventually(lambda: done(sqlite_store, batch) == 1)
     assert not endpoints.begun
-    response = written(store, finalised(store, batch).error_file_id)["id-1"]["response"]
+    file_id = finalised(sqlite_store, batch).error_file_id
+    response = written(sqlite_store, file_id)["id-1"]["response"]
     assert (response["status_code"], response["body"]["error"]["code"]) == (500, "server_lost")
 
 
 def test_a_worker_that_stops_gives_back_what_it_has_not_done(
-    store: JobStore, endpoints: Endpoints
+    sqlite_store: JobStore, endpoints: Endpoints
 ) -> None:
     endpoints.held = True
-    batch = begun(store, 20)
-    with working(store, endpoints, "w1"):
+    batch = begun(sqlite_store, 20)
+    with working(sqlite_store, endpoints, "w1"):
         eventually(lambda: len(endpoints.open) == WINDOW)
         calls = list(endpoints.open)
         calls[0].end()
         eventually(lambda: len(endpoints.begun) == WINDOW + 1)
     assert all(call.cancelled for call in calls[1:])
-    assert done(store, batch) == 1
+    assert done(sqlite_store, batch) == 1
     endpoints.held = False
-    with working(store, endpoints, "w2"):  # needs no lease to run out
-        eventually(lambda: done(store, batch) == 20)
-    assert len(written(store, finalised(store, batch).output_file_id)) == 20
+    with working(sqlite_store, endpoints, "w2"):  # needs no lease to run out
+        eventually(lambda: done(sqlite_store, batch) == 20)
+    assert len(written(sqlite_store, finalised(sqlite_store, batch).output_file_id)) == 20
 
 
-def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: Endpoints) -> None:
+def test_lines_whose_window_ends_leave_the_engine(
+    sqlite_store: JobStore, endpoints: Endpoints
+) -> None:
     endpoints.held = True
     lasts_s = 0.5
     while not endpoints.begun:  # on a busy machine a window may end before a line has begun
-        batch = begun(store, 20, lasts_s)
-        with working(store, endpoints):
+        batch = begun(sqlite_store, 20, lasts_s)
+        with working(sqlite_store, endpoints):
             eventually(lambda: time.time() > batch.expires_at and not endpoints.open)  # noqa: B023
-        ended = finalised(store, batch)
+        ended = finalised(sqlite_store, batch)
         assert ended.status == "expired"
-        assert len(written(store, ended.error_file_id)) == 20
+        assert len(written(sqlite_store, ended.error_file_id)) == 20
         lasts_s *= 2
 
 
 def test_a_cancelled_batch_begins_no_line_that_is_claimed(
-    store: JobStore, endpoints: Endpoints
+    sqlite_store: JobStore, endpoints: Endpoints
 ) -> None:
     endpoints.closed = True
-    batch, other = begun(store, 30), begun(store, 1, lasts_s=7200)
-    with working(store, endpoints) as worker:
-        eventually(lambda: store.progress().items["running"] == WINDOW)
-        store.batches.cancel(OWNER, batch.id, time.time())
+    batch, other = begun(sqlite_store, 30), begun(sqlite_store, 1, lasts_s=7200)
+    with working(sqlite_store, endpoints) as worker:
+        eventually(lambda: sqlite_store.progress().items["running"] == WINDOW)
+        sqlite_store.batches.cancel(OWNER, batch.id, time.time())
         worker.wake()
-        eventually(lambda: store.batches.get(OWNER, batch.id).counts.cancelled == 30)
+        eventually(lambda: sqlite_store.batches.get(OWNER, batch.id).counts.cancelled == 30)
         endpoints.closed = False
-        eventually(lambda: done(store, other) == 1)
+        eventually(lambda: done(sqlite_store, other) == 1)
     assert len(endpoints.begun) == 1
-    assert finalised(store, batch).status == "cancelled"
+    assert finalised(sqlite_store, batch).status == "cancelled"
 
 
 def test_lines_that_run_long_after_their_batch_was_cancelled_leave_the_engine(
-    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+    sqlite_store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05)
     endpoints.held = endpoints.admitting = True  # a line that waits would be withdrawn instead
-    batch = begun(store, 5)
-    with working(store, endpoints):
+    batch = begun(sqlite_store, 5)
+    with working(sqlite_store, endpoints):
         eventually(lambda: len(endpoints.open) == 5)
         calls = list(endpoints.open)
-        store.batches.cancel(OWNER, batch.id, time.time())
-        assert store.batches.end_due(time.time() + CANCELLING_S) == 1
+        sqlite_store.batches.cancel(OWNER, batch.id, time.time())
+        assert sqlite_store.batches.end_due(time.time() + CANCELLING_S) == 1
         eventually(lambda: not endpoints.open)
     assert all(call.cancelled for call in calls)
-    ended = finalised(store, batch)
+    ended = finalised(sqlite_store, batch)
     assert (ended.status, ended.counts.cancelled) == ("cancelled", 5)
 
 
 def test_results_outlast_a_store_that_is_away(
-    each_store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, refused = each_store, 0
-    batch = begun(store, 40)
+    batch, refused = begun(store, 40), 0
     endpoints.held = True
 
     def away(*_: object) -> NoReturn:
@@ -278,13 +269,11 @@ def test_results_outlast_a_store_that_is_away(
         with monkeypatch.context() as absent:
             for name in ("claim", "save", "heartbeat", "withdraw", "recover", "release"):
                 absent.setattr(store.items, name, away)
-            for call in list(endpoints.open):
-                call.end()
+            endpoints.end_all()
             eventually(lambda: refused > 1)
             assert len(endpoints.begun) <= 2 * WINDOW  # nothing new is claimed
         endpoints.held = False
-        for call in list(endpoints.open):
-            call.end()
+        endpoints.end_all()
         eventually(lambda: done(store, batch) == 40)
     assert len(written(store, finalised(store, batch).output_file_id)) == 40
     assert len(endpoints.begun) == 40  # no result was lost, no line executed twice

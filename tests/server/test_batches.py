@@ -17,7 +17,6 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.deferred.postgres import Postgres
 from tests.support.hash_app import STEP_S
 from tests.support.official import (
     FINAL,
@@ -31,6 +30,7 @@ from tests.support.official import (
     require_answers,
     submitted,
 )
+from tests.support.postgres import Postgres
 from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
@@ -178,16 +178,6 @@ def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
         assert not errors
         assert len(output) == 40
         assert client.batches.retrieve(batch.id).status == "completed"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    try:
-        server = Postgres()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    yield server
-    server.close()
 
 
 def completed(server: Server) -> int:

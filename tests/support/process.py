@@ -26,7 +26,7 @@ HASH_APP = "tests.support.hash_app:make_app()"
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 
-def eventually(holds: Callable[[], bool], what: str) -> None:
+def eventually(holds: Callable[[], bool], what: str = "what is awaited") -> None:
     """Polls until it holds; a deadline, not a sleep, decides."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():

@@ -1,3 +1,5 @@
+"""Batches: whose they are, who validates them, and how each kind of end counts its lines."""
+
 from dataclasses import replace
 from typing import get_args
 
@@ -29,27 +31,16 @@ from tests.deferred.jobs import (
 )
 
 
-def spec_of(store: JobStore, **changes) -> NewBatch:
+def test_a_new_batch_says_what_was_asked_for_and_to_its_owner_alone(store: JobStore) -> None:
     metadata = {"run": "é\0"}
     spec = NewBatch(upload(store), "/v1/chat/completions", MODEL, "24h", metadata, 9.0)
-    return replace(spec, **changes)
-
-
-def test_a_new_batch_is_validating_and_says_what_was_asked_for(store: JobStore) -> None:
-    spec = spec_of(store)
     batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S)
     assert store.batches.get(OWNER, batch.id) == batch
-    assert batch.spec == spec
-    assert (batch.status, batch.created_at, batch.expires_at) == ("validating", NOW_S, EXPIRES_S)
+    assert (batch.spec, batch.status) == (spec, "validating")
+    assert (batch.created_at, batch.expires_at) == (NOW_S, EXPIRES_S)
     assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
-    assert batch.output_file_id is batch.error_file_id is None
-    assert batch.in_progress_at is None
-
-
-def test_a_batch_and_its_input_file_are_their_owners_alone(store: JobStore) -> None:
-    batch = create(store)
     for call in (
-        lambda: store.batches.create("other", batch.spec, NOW_S, expires_at=EXPIRES_S),
+        lambda: store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S),
         lambda: store.batches.get("other", batch.id),
         lambda: store.batches.cancel("other", batch.id, NOW_S),
         lambda: store.batches.list("other", after=batch.id),
@@ -59,69 +50,54 @@ def test_a_batch_and_its_input_file_are_their_owners_alone(store: JobStore) -> N
 
 
 def test_an_idempotency_key_makes_one_batch_of_a_repeated_request(store: JobStore) -> None:
-    spec = spec_of(store)
+    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
 
-    def ask(owner: str = OWNER, key: str | None = "k", spec: NewBatch = spec):
+    def ask(spec: NewBatch, key: str | None = "k", owner: str = OWNER):
         return store.batches.create(owner, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key=key)
 
-    first = ask()
+    first = ask(spec)
+    others = replace(spec, input_file_id=upload(store, owner="other"))
     store.batches.cancel(OWNER, first.id, NOW_S)
+    assert len({ask(spec, None).id, ask(spec, None).id, ask(others, owner="other").id}) == 3
     store.files.delete(OWNER, spec.input_file_id, NOW_S)
-    assert ask() == store.batches.get(OWNER, first.id), "as it is now, even if its file is gone"
+    assert ask(spec) == store.batches.get(OWNER, first.id), "as it is now, even without its file"
     with pytest.raises(IdempotencyMismatchError, match=first.id):
-        ask(spec=replace(spec, endpoint="/v1/completions"))
-    others = spec_of(store)
-    assert len({ask(key=None, spec=others).id, ask(key=None, spec=others).id, first.id}) == 3
-    theirs = store.files.create("other", "batch", "x", [b"x"], NOW_S)
-    other = ask(owner="other", spec=replace(spec, input_file_id=theirs.id))
-    assert other.id != first.id
+        ask(replace(spec, endpoint="/v1/chat/completions"))
 
 
 def test_batches_are_listed_in_pages_the_newest_first(store: JobStore) -> None:
     made = [create(store) for _ in range(5)]
     create(store, owner="other")
     first = store.batches.list(OWNER, limit=3)
-    assert first.data == tuple(made[:1:-1])
-    assert first.has_more
-    rest = store.batches.list(OWNER, after=first.data[-1].id, limit=3)
-    assert rest.data == tuple(made[1::-1])
-    assert not rest.has_more
+    assert (first.data, first.has_more) == (tuple(made[:1:-1]), True)
+    rest = store.batches.list(OWNER, after=first.data[-1].id, limit=2)
+    assert (rest.data, rest.has_more) == (tuple(made[1::-1]), False)
 
 
-def test_one_worker_at_a_time_validates_a_batch_and_the_oldest_first(store: JobStore) -> None:
+def test_one_worker_at_a_time_validates_the_oldest_batch_of_its_model(store: JobStore) -> None:
+    create(store, model="another")
     first, second = create(store), create(store)
-    validated = [store.batches.claim_validation(w, MODEL, NOW_S) for w in ("a", "b", "c")]
+    validated = [store.batches.claim_validation(w, MODEL, NOW_S) for w in "abc"]
     assert [batch and batch.id for batch in validated] == [first.id, second.id, None]
+    store.items.add(first.id, "a", new_items(1200))
     with pytest.raises(LeaseLostError):
         store.items.add(first.id, "b", new_items(1))
     with pytest.raises(LeaseLostError):
         store.batches.start(first.id, "b", NOW_S)
     with pytest.raises(LeaseLostError):
         store.batches.fail(first.id, "b", [], NOW_S)
-    store.batches.start(first.id, "a", NOW_S + 1)
-    batch = store.batches.get(OWNER, first.id)
-    assert (batch.status, batch.in_progress_at) == ("in_progress", NOW_S + 1)
-
-
-def test_a_server_leaves_batches_of_another_model_alone(store: JobStore) -> None:
-    create(store, model="another")
-    assert store.batches.claim_validation(WORKER, MODEL, NOW_S) is None
-    started(store, 1, model="a third")
-    assert claim(store, 1) == []
-
-
-def test_a_validation_that_fell_silent_is_begun_anew_by_another(store: JobStore) -> None:
-    batch = create(store)
-    store.batches.claim_validation("a", MODEL, NOW_S)
-    store.items.add(batch.id, "a", new_items(1200))
-    store.items.heartbeat("a", [], NOW_S + 20)
-    assert store.batches.claim_validation("b", MODEL, NOW_S + 20 + LEASE_S - 1) is None
-    assert store.batches.claim_validation("b", MODEL, NOW_S + 20 + LEASE_S) is not None
+    silent_s = NOW_S + 20 + LEASE_S
+    for worker in "ab":
+        store.items.heartbeat(worker, [], NOW_S + 20)
+    assert store.batches.claim_validation("c", MODEL, silent_s - 1) is None
+    assert store.batches.claim_validation("c", MODEL, silent_s) is not None
     with pytest.raises(LeaseLostError):
-        store.items.add(batch.id, "a", new_items(1, first=1201))
-    store.items.add(batch.id, "b", new_items(3))
-    store.batches.start(batch.id, "b", NOW_S)
-    assert store.batches.get(OWNER, batch.id).counts.total == 3
+        store.items.add(first.id, "a", new_items(1, first=1201))
+    store.items.add(first.id, "c", new_items(3))
+    store.batches.start(first.id, "c", NOW_S + 1)
+    batch = store.batches.get(OWNER, first.id)
+    assert (batch.status, batch.in_progress_at, batch.counts.total) == ("in_progress", NOW_S + 1, 3)
+    assert store.items.claim("c", "another", 9, NOW_S) == []
     assert len(claim(store, 2000)) == 3
 
 
@@ -153,8 +129,6 @@ def test_cancelling_ends_what_waits_and_lets_finish_what_runs(store: JobStore) -
     ended = finalise(store, NOW_S + 3)
     assert (ended.status, ended.cancelled_at) == ("cancelled", NOW_S + 3)
     assert ended.counts == RequestCounts(5, completed=2, cancelled=3)
-    with pytest.raises(StatusConflictError, match="cancelled"):
-        store.batches.cancel(OWNER, batch.id, NOW_S)
 
 
 def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -> None:
@@ -167,59 +141,40 @@ def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -
     ended = finalise(store)
     assert (ended.status, ended.counts) == ("cancelled", RequestCounts())
     assert ended.output_file_id is ended.error_file_id is None
-    assert store.sweep(NOW_S, 0.0).items == 3
 
 
-@pytest.mark.parametrize("window_s", [10 * CANCELLING_S, CANCELLING_S / 10])
-def test_running_lines_of_a_cancelled_batch_have_ten_minutes_of_its_window(
-    store: JobStore, window_s: float
+@pytest.mark.parametrize(
+    ("cancelled", "window_s"),
+    [(True, 10 * CANCELLING_S), (True, CANCELLING_S / 10), (False, CANCELLING_S)],
+)
+def test_running_lines_end_with_the_window_or_ten_minutes_after_a_cancellation(
+    store: JobStore, cancelled: bool, window_s: float
 ) -> None:
-    batch = started(store, 3, expires_at=NOW_S + window_s)
+    batch = started(store, 4, expires_at=NOW_S + window_s)
     done, running = claim(store, 1), claim(store, 1)
     save(store, done)
-    store.batches.cancel(OWNER, batch.id, NOW_S)
+    if cancelled:
+        store.batches.cancel(OWNER, batch.id, NOW_S)
     end_s = NOW_S + min(window_s, CANCELLING_S)
-    assert store.batches.end_due(end_s - 1) == 0
-    assert store.batches.end_due(end_s) == 1
-    assert store.batches.end_due(end_s) == 0
-    assert save(store, running) == 0, "too late"
-    ended = finalise(store, end_s)
-    assert (ended.status, ended.counts) == ("cancelled", RequestCounts(3, completed=1, cancelled=2))
-
-
-def test_at_the_end_of_its_window_all_that_is_not_done_expires(store: JobStore) -> None:
-    batch = started(store, 4)
-    done, running = claim(store, 1), claim(store, 1)
-    save(store, done)
-    assert store.batches.end_due(EXPIRES_S - 1) == 0
-    assert store.batches.end_due(EXPIRES_S) == 1
-    assert store.batches.end_due(EXPIRES_S) == 0
+    assert [store.batches.end_due(s) for s in (end_s - 1, end_s, end_s)] == [0, 1, 0]
     assert save(store, running) == 0, "too late"
     assert claim(store, 9) == []
-    with pytest.raises(StatusConflictError):
-        store.batches.cancel(OWNER, batch.id, EXPIRES_S)
-    ended = finalise(store, EXPIRES_S + 1)
-    assert (ended.status, ended.finalizing_at, ended.expired_at) == (
-        "expired",
-        EXPIRES_S,
-        EXPIRES_S + 1,
-    )
-    assert ended.counts == RequestCounts(4, completed=1, expired=3)
-    assert ended.completed_at is None
+    ended = finalise(store, end_s + 1)
+    status = "cancelled" if cancelled else "expired"
+    assert (ended.status, getattr(ended, f"{status}_at")) == (status, end_s + 1)
+    assert ended.counts == RequestCounts(4, completed=1, **{status: 3})
+    with pytest.raises(StatusConflictError, match=status):
+        store.batches.cancel(OWNER, batch.id, end_s)
 
 
-def test_a_batch_done_in_time_but_not_yet_finalised_does_not_expire(store: JobStore) -> None:
-    started(store, 1)
+def test_only_what_is_not_done_in_its_window_expires(store: JobStore) -> None:
+    done = started(store, 1)
     save(store, claim(store, 1))
-    assert store.batches.end_due(EXPIRES_S) == 0
-    ended = finalise(store, EXPIRES_S + 1)
-    assert (ended.status, ended.completed_at) == ("completed", EXPIRES_S + 1)
-
-
-def test_a_batch_that_no_server_validated_in_time_expires(store: JobStore) -> None:
-    create(store)
+    never = create(store)  # no server has validated it
     assert store.batches.end_due(EXPIRES_S) == 1
-    assert finalise(store, EXPIRES_S).status == "expired"
+    assert [finalise(store, EXPIRES_S + 1).status for _ in range(2)] == ["completed", "expired"]
+    assert store.batches.get(OWNER, done.id).completed_at == EXPIRES_S + 1
+    assert store.batches.get(OWNER, never.id).finalizing_at == EXPIRES_S
 
 
 def test_progress_counts_batches_and_items_of_all_owners(store: JobStore) -> None:

@@ -1,8 +1,10 @@
+"""Lines: which are taken, in which order they are claimed, and who may record their results."""
+
 import threading
 
 import pytest
 
-from deferred.entities import Duplicate, Lease, NewItem, RequestCounts, Usage
+from deferred.entities import Duplicate, NewItem, RequestCounts
 from deferred.store import JobStore, open_store
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -20,43 +22,32 @@ from tests.deferred.jobs import (
 )
 
 
-def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobStore) -> None:
+@pytest.mark.parametrize("custom_id", ["id-x", "a\0b", "é" * 5000])
+def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(
+    store: JobStore, custom_id: str
+) -> None:
     batch_id = validating(store).id
     items = new_items(1100)
-    items[2] = NewItem(3, "id-1", b"{}")  # in the same commit
+    items[0] = NewItem(1, custom_id, b"\x00\xff")
+    items[2] = NewItem(3, custom_id, b"{}")  # in the same commit
     items[1099] = NewItem(1100, "id-2", b"{}")  # in a later one
     assert store.items.add(batch_id, WORKER, iter(items)) == [
-        Duplicate(3, "id-1", 1),
+        Duplicate(3, custom_id, 1),
         Duplicate(1100, "id-2", 2),
     ]
     again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}"), *items[:2]]
     assert store.items.add(batch_id, WORKER, again) == [Duplicate(2000, "id-700", 700)]
     assert claim(store, 9) == [], "before the validation has ended"
-
-
-@pytest.mark.parametrize("custom_id", ["", "a\0b", "é" * 5000, '"'])
-def test_any_string_is_a_custom_id(store: JobStore, custom_id: str) -> None:
-    batch_id = validating(store).id
-    items = [NewItem(1, custom_id, b"\x00\xff"), NewItem(2, custom_id + "x", b"")]
-    assert store.items.add(batch_id, WORKER, items) == []
-    assert store.items.add(batch_id, WORKER, [NewItem(3, custom_id, b"")]) == [
-        Duplicate(3, custom_id, 1)
-    ]
     store.batches.start(batch_id, WORKER, NOW_S)
-    claimed = claim(store, 1)[0]
-    assert (claimed.custom_id, claimed.body) == (custom_id, b"\x00\xff")
-
-
-def test_a_claim_names_all_that_executing_needs(store: JobStore) -> None:
-    batch = started(store, 1)
-    (item,) = claim(store, 9)
-    assert item.batch_id == batch.id
+    (item,) = claim(store, 1)
+    assert (item.batch_id, item.line, item.custom_id) == (batch_id, 1, custom_id)
     assert (item.owner, item.endpoint, item.deadline) == (OWNER, "/v1/completions", EXPIRES_S)
-    assert (item.line, item.custom_id, item.body) == (1, "id-1", b'{"prompt":"1"}')
-    assert item.lost == 0
+    assert (item.body, item.lost) == (b"\x00\xff", 0)
 
 
-def test_a_claim_takes_no_more_than_asked_and_the_earliest_deadline_first(store: JobStore) -> None:
+def test_a_claim_takes_no_more_lines_than_asked_and_the_earliest_deadline_first(
+    store: JobStore,
+) -> None:
     late = started(store, 40, expires_at=9000.0)
     early = started(store, 40, expires_at=8000.0)
     expected = [(batch.id, line) for batch in (early, late) for line in range(1, 41)]
@@ -88,39 +79,8 @@ def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) ->
         [(early, 6), (late, 1)],
         [(late, 2)],
     ]
-
-
-def test_a_claim_that_says_nothing_of_bytes_is_bounded(store: JobStore) -> None:
     sized(store, [2**20] * 10)
-    assert len(claim(store, 64)) == 8
-
-
-def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
-    batch = started(store, 3)
-    items = claim(store, 3)
-    assert save(store, items[:2]) == 2
-    again = [result(items[1], False), result(items[2], False), result(items[2])]
-    assert store.items.save(WORKER, again) == 1, "the first of two"
-    assert store.items.save(WORKER, [result(items[0]), result(items[0])]) == 0
-    got = store.batches.get(OWNER, batch.id)
-    assert got.counts == RequestCounts(3, completed=2, failed=1)
-    assert got.usage == Usage(9, 3, 15)
-
-
-def test_a_result_without_a_right_to_record_is_dropped(store: JobStore) -> None:
-    started(store, 2)
-    (item,) = claim(store, 1)
-    lease = item.lease
-    for wrong in (
-        Lease(lease.batch, lease.line, lease.attempt + 1),
-        Lease(lease.batch, lease.line + 1, lease.attempt),
-        Lease(lease.batch + 1, lease.line, lease.attempt),
-    ):
-        claimed = result(item)
-        assert store.items.save(WORKER, [type(claimed)(wrong, True, b"{}")]) == 0
-    assert store.items.save("another worker", [result(item)]) == 0
-    assert store.items.save(WORKER, []) == 0
-    assert save(store, [item]) == 1
+    assert len(claim(store, 64)) == 8, "where nothing is said of bytes"
 
 
 def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
@@ -135,6 +95,7 @@ def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
     assert again.lost == 1
     assert store.items.recover(NOW_S + 20 + LEASE_S) == 2
     assert save(store, [forgotten, late]) == 0, "late, though the same worker claimed one again"
+    assert store.items.save("another worker", [result(again)]) == 0
     assert save(store, [again]) == 1
     claim(store, 2)
     assert store.items.release(WORKER) == 2
@@ -180,8 +141,7 @@ def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url
         thread.join()
     assert not failures
     # a thread may have found all that is left locked by the others, and ended
-    for worker in range(4):
-        work(stores[0], f"worker {worker}")
+    work(stores[0], "worker 0")
     assert sorted(seen) == list(range(1, 301))
     assert stores[1].batches.get(OWNER, batch.id).counts == RequestCounts(300, completed=300)
     for store in stores:

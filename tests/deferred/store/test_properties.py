@@ -1,12 +1,10 @@
 """Any order of claims, results, silence, crashes, cancellations and ends of windows: what counted
 was held by who recorded it, and each line is exactly once in the output or the error file."""
 
-import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -21,17 +19,27 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection
 
-from deferred.entities import Item, Lease, NewBatch, Usage
+from deferred.entities import Item, Lease, Usage
 from deferred.errors import StatusConflictError
 from deferred.store import open_store
 from deferred.store.transitions import LEASE_S
-from tests.deferred.jobs import ids, lines_of, new_items, result, unrun
+from tests.deferred.jobs import (
+    MODEL,
+    OWNER,
+    create,
+    emptied,
+    ids,
+    lines_of,
+    new_items,
+    result,
+    unrun,
+)
+from tests.support.postgres import FASTEST
 
 WINDOW_S = 3 * LEASE_S
 FOREVER = 10**9
 WORKERS = st.sampled_from(["a", "b"])
 FUSES = st.one_of(st.just(FOREVER), st.integers(0, 5))
-names = itertools.count()
 
 
 class CrashError(Exception):
@@ -49,27 +57,21 @@ class Job:
 class Store(RuleBasedStateMachine):
     """Two workers on one store, which on SQLite crash together."""
 
-    url: str
+    url: str  # of PostgreSQL; none: SQLite
 
     def __init__(self) -> None:
         super().__init__()
-        name = str(next(names))  # PostgreSQL's database is that of all examples
-        self.owner, self.model = f"owner {name}", f"model {name}"
-        self.prefix = f"{name}-"
         self.now_s = 1.0  # `sweep` removes batches that ended at 0, and all of them are examined
         self.jobs: dict[str, Job] = {}
         self.running: dict[Lease, tuple[str, float]] = {}  # worker, end of lease
-        self.seen: list[tuple[str, Item]] = []
-        memory = Path("/dev/shm")
-        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
-        if self.url == "sqlite":
-            self.where = f"sqlite:///{self.folder.name}/jobs.db"
-        else:
-            self.where = self.url
+        self.seen: list[Item] = []
+        self.folder = tempfile.TemporaryDirectory(dir=FASTEST)
+        if self.url:
+            emptied(open_store(self.url)).close()
         self.open()
 
     def open(self) -> None:
-        self.store = open_store(self.where)
+        self.store = open_store(self.url or self.folder.name)
         self.fuse = FOREVER
         write = self.store._database.write
 
@@ -93,18 +95,15 @@ class Store(RuleBasedStateMachine):
             self.crash()
         self.fuse = FOREVER
 
-    def worker(self, name: str) -> str:
-        return self.prefix + name
-
     @rule()
     def crash(self) -> None:
         self.store.close()
-        if self.url == "sqlite":
-            self.running.clear()
-        else:
+        if self.url:
             self.now_s += LEASE_S + 1
+        else:
+            self.running.clear()
         self.open()
-        self.recover()
+        self.recover(0.0)
 
     @initialize(lines=st.integers(2, 6))
     def begin(self, lines: int) -> None:
@@ -114,121 +113,104 @@ class Store(RuleBasedStateMachine):
     @precondition(lambda self: len(self.jobs) < 4)
     @rule(lines=st.integers(1, 6))
     def create(self, lines: int) -> None:
-        file = self.store.files.create(self.owner, "batch", "x", [b"x"], self.now_s)
-        spec = NewBatch(file.id, "/v1/completions", self.model, "24h")
-        batch = self.store.batches.create(
-            self.owner, spec, self.now_s, expires_at=self.now_s + WINDOW_S
-        )
+        batch = create(self.store, expires_at=self.now_s + WINDOW_S)
         self.jobs[batch.id] = Job(batch.id, lines)
 
     @rule(worker=WORKERS, fuse=FUSES)
     def validate(self, worker: str, fuse: int) -> None:
-        name = self.worker(worker)
         with self.may_crash(fuse):
-            batch = self.store.batches.claim_validation(name, self.model, self.now_s)
+            batch = self.store.batches.claim_validation(worker, MODEL, self.now_s)
             if batch is not None:
                 for item in new_items(self.jobs[batch.id].lines):
-                    assert not self.store.items.add(batch.id, name, [item])
-                self.store.batches.start(batch.id, name, self.now_s)
+                    assert not self.store.items.add(batch.id, worker, [item])
+                self.store.batches.start(batch.id, worker, self.now_s)
 
     @rule(worker=WORKERS, n=st.integers(0, 5))
     def claim(self, worker: str, n: int) -> None:
-        items = self.store.items.claim(self.worker(worker), self.model, n, self.now_s)
+        items = self.store.items.claim(worker, MODEL, n, self.now_s)
         assert len(items) <= n
         taken = {(lease.batch, lease.line) for lease in self.running}
         for item in items:
             assert (item.lease.batch, item.line) not in taken
             assert item.line not in self.jobs[item.batch_id].recorded
             self.running[item.lease] = (worker, self.now_s + LEASE_S)
-            self.seen.append((worker, item))
+            self.seen.append(item)
+
+    def held_by(self, worker: str) -> list[Item]:
+        return [item for item in self.seen if self.running.get(item.lease, ("",))[0] == worker]
 
     @precondition(lambda self: self.seen)
     @rule(worker=WORKERS, data=st.data(), succeeded=st.booleans(), twice=st.booleans())
     def save(self, worker: str, data: st.DataObject, succeeded: bool, twice: bool) -> None:
         """Also what others hold, what was lost, and the same twice."""
-        items = [item for _, item in reversed(self.seen)]
-        chosen = data.draw(st.lists(st.sampled_from(items), min_size=1, max_size=3))
+        chosen = data.draw(st.lists(st.sampled_from(self.seen[::-1]), min_size=1, max_size=3))
+        results = [result(item, succeeded) for item in chosen]
+        if twice:
+            results += [result(item, not succeeded) for item in chosen]
         expected = 0
         for item in chosen:
             if self.running.get(item.lease, ("", 0))[0] == worker:
                 del self.running[item.lease]
                 self.jobs[item.batch_id].recorded[item.line] = succeeded
                 expected += 1
-        results = [result(item, succeeded) for item in chosen]
-        if twice:
-            results += [result(item, not succeeded) for item in chosen]
-        assert self.store.items.save(self.worker(worker), results) == expected
+        assert self.store.items.save(worker, results) == expected
 
     @rule(worker=WORKERS)
     def record_all(self, worker: str) -> None:
-        mine = [item for _, item in self.seen if self.running.get(item.lease, ("",))[0] == worker]
+        mine = self.held_by(worker)
         for item in mine:
             del self.running[item.lease]
             self.jobs[item.batch_id].recorded[item.line] = True
-        counted = self.store.items.save(self.worker(worker), [result(item) for item in mine])
-        assert counted == len(mine)
+        assert self.store.items.save(worker, [result(item) for item in mine]) == len(mine)
 
-    @rule(
-        worker=WORKERS,
-        chore=st.sampled_from(["heartbeat", "release", "recover", "sweep", "withdraw"]),
-        seconds=st.sampled_from([0.0, LEASE_S / 2, LEASE_S]),
-    )
-    def chore(self, worker: str, chore: str, seconds: float) -> None:
-        self.now_s += seconds
-        if chore == "heartbeat":
-            self.heartbeat(worker)
-        elif chore == "release":
-            self.release(worker)
-        elif chore == "recover":
-            self.recover()
-        elif chore == "withdraw":
-            self.withdraw(worker)
-        else:
-            self.store.sweep(self.now_s, 0.0)
-
+    @rule(worker=WORKERS)
     def heartbeat(self, worker: str) -> None:
-        held = {lease for lease, (of, _) in self.running.items() if of == worker}
-        known = [item.lease for _, item in self.seen]
-        assert self.store.items.heartbeat(self.worker(worker), known, self.now_s) == held
+        held = {item.lease for item in self.held_by(worker)}
+        known = [item.lease for item in self.seen]
+        assert self.store.items.heartbeat(worker, known, self.now_s) == held
         for lease in held:
             self.running[lease] = (worker, self.now_s + LEASE_S)
 
+    @rule(worker=WORKERS)
     def release(self, worker: str) -> None:
-        held = [lease for lease, (of, _) in self.running.items() if of == worker]
-        assert self.store.items.release(self.worker(worker)) == len(held)
-        for lease in held:
-            del self.running[lease]
+        held = self.held_by(worker)
+        assert self.store.items.release(worker) == len(held)
+        for item in held:
+            del self.running[item.lease]
 
+    @rule(worker=WORKERS)
     def withdraw(self, worker: str) -> None:
-        ours = {
-            item.lease: item.batch_id
-            for _, item in self.seen
-            if self.running.get(item.lease, ("",))[0] == worker
-        }
+        ours = self.held_by(worker)
         cancelled = {
-            lease
-            for lease, batch_id in ours.items()
-            if self.store.batches.get(self.owner, batch_id).status == "cancelling"
+            item.lease
+            for item in ours
+            if self.store.batches.get(OWNER, item.batch_id).status == "cancelling"
         }
-        assert self.store.items.withdraw(self.worker(worker), list(ours)) == cancelled
+        assert self.store.items.withdraw(worker, [item.lease for item in ours]) == cancelled
         for lease in cancelled:
             del self.running[lease]
 
-    def recover(self) -> None:
+    @rule(seconds=st.sampled_from([0.0, LEASE_S / 2, LEASE_S]))
+    def recover(self, seconds: float) -> None:
+        self.now_s += seconds
         self.store.items.recover(self.now_s)
         for lease, (_, until) in list(self.running.items()):
             if until <= self.now_s:
                 del self.running[lease]
 
+    @rule()
+    def sweep(self) -> None:
+        self.store.sweep(self.now_s, 0.0)
+
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), fuse=FUSES)
     def expire(self, data: st.DataObject, fuse: int) -> None:
         job = self.jobs[data.draw(st.sampled_from(list(self.jobs)))]
-        self.now_s = max(self.now_s, self.store.batches.get(self.owner, job.id).expires_at)
+        self.now_s = max(self.now_s, self.store.batches.get(OWNER, job.id).expires_at)
         with self.may_crash(fuse):
             self.store.batches.end_due(self.now_s)
-        for _, item in self.seen:
-            counts = self.store.batches.get(self.owner, item.batch_id).counts
+        for item in self.seen:
+            counts = self.store.batches.get(OWNER, item.batch_id).counts
             ended = counts.completed + counts.failed + counts.expired + counts.cancelled
             if ended == counts.total:
                 self.running.pop(item.lease, None)
@@ -237,33 +219,28 @@ class Store(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job = self.jobs[data.draw(st.sampled_from(list(self.jobs)))]
-        before = self.store.batches.get(self.owner, job.id)
+        before = self.store.batches.get(OWNER, job.id)
         if before.status in ("validating", "in_progress", "cancelling"):
-            after = self.store.batches.cancel(self.owner, job.id, self.now_s)
+            after = self.store.batches.cancel(OWNER, job.id, self.now_s)
             assert after.status == "cancelling"
         else:
             with pytest.raises(StatusConflictError):
-                self.store.batches.cancel(self.owner, job.id, self.now_s)
+                self.store.batches.cancel(OWNER, job.id, self.now_s)
 
     @rule(worker=WORKERS, fuse=FUSES)
     def finalise(self, worker: str, fuse: int) -> None:
-        name = self.worker(worker)
         with self.may_crash(fuse):
-            batch = self.store.batches.claim_finalisation(name, self.now_s)
+            batch = self.store.batches.claim_finalisation(worker, self.now_s)
             if batch is not None:
-                self.store.batches.finalise(batch.id, name, self.now_s, unrun)
+                self.store.batches.finalise(batch.id, worker, self.now_s, unrun)
 
     @invariant()
     def counters_match_what_was_recorded(self) -> None:
         for job in self.jobs.values():
-            batch = self.store.batches.get(self.owner, job.id)
-            counts = batch.counts
+            batch = self.store.batches.get(OWNER, job.id)
+            counts, n = batch.counts, len(job.recorded)
             succeeded = sum(job.recorded.values())
-            assert (counts.completed, counts.failed) == (
-                succeeded,
-                len(job.recorded) - succeeded,
-            )
-            n = len(job.recorded)
+            assert (counts.completed, counts.failed) == (succeeded, n - succeeded)
             assert batch.usage == Usage(3 * n, n, 5 * n)
             ended = counts.completed + counts.failed + counts.expired + counts.cancelled
             assert counts.total in (0, job.lines)
@@ -277,20 +254,18 @@ class Store(RuleBasedStateMachine):
                 assert batch.output_file_id is batch.error_file_id is None
 
     def check_files(self, job: Job) -> None:
-        batch = self.store.batches.get(self.owner, job.id)
-        output = lines_of(self.store, self.owner, batch.output_file_id, self.now_s)
-        error = lines_of(self.store, self.owner, batch.error_file_id, self.now_s)
+        batch = self.store.batches.get(OWNER, job.id)
+        output = lines_of(self.store, OWNER, batch.output_file_id, self.now_s)
+        error = lines_of(self.store, OWNER, batch.error_file_id, self.now_s)
         lines = range(1, job.lines + 1) if batch.in_progress_at is not None else []
         assert ids(output) == [f"id-{line}" for line in lines if job.recorded.get(line)]
         assert ids(error) == [f"id-{line}" for line in lines if not job.recorded.get(line)]
-        ran = [line for line in error if "attempt" in line]
-        assert len(ran) == batch.counts.failed
+        assert len([line for line in error if "attempt" in line]) == batch.counts.failed
         assert {line["why"] for line in error if "why" in line} <= {batch.status}
 
     def teardown(self) -> None:
         """However it went, workers that live bring all of it to its end."""
-        self.now_s += LEASE_S
-        self.recover()
+        self.recover(LEASE_S)
         for _ in self.jobs:
             self.validate("a", FOREVER)
         for _ in range(sum(job.lines for job in self.jobs.values())):
@@ -304,29 +279,26 @@ class Store(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-# In parts: an example sends PostgreSQL a thousand statements and waits for each, so a busy machine
-# takes ten times as long as an idle one, and 600 examples longer than any useful limit.
+# PostgreSQL is sent a thousand statements an example and waits for each
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kind", "examples", "part"),
+    ("kind", "examples"),
     [
-        ("sqlite", 8, 0),
-        ("postgresql", 3, 0),
-        *(
-            pytest.param(kind, 100, part, marks=pytest.mark.long)
-            for kind in ("sqlite", "postgresql")
-            for part in range(6)
-        ),
+        ("sqlite", 8),
+        ("postgresql", 3),
+        pytest.param("sqlite", 600, marks=pytest.mark.long),
+        pytest.param("postgresql", 100, marks=pytest.mark.long),
     ],
 )
-def test_every_line_is_recorded_once_whatever_happens(kind, examples, part, request) -> None:
-    url = kind if kind == "sqlite" else request.getfixturevalue("postgresql_url")
-    machine = type("StoreOn" + kind, (Store,), {"url": url})
+def test_every_line_is_recorded_once_whatever_happens(
+    kind: str, examples: int, request: pytest.FixtureRequest
+) -> None:
+    url = "" if kind == "sqlite" else request.getfixturevalue("shared_postgresql_url")
     run_state_machine_as_test(
-        machine,
+        type("StoreOn" + kind, (Store,), {"url": url}),
         settings=settings(
             max_examples=examples,
-            stateful_step_count=40,
+            stateful_step_count=50,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
         ),

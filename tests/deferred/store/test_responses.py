@@ -9,7 +9,6 @@ import pytest
 from deferred.entities import NewResponse, StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore, open_store
-from deferred.store.quota import stored_bytes
 from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER
 
 PLENTY = 10_000
@@ -20,14 +19,13 @@ def create(
     name: str,
     previous: StoredResponse | None = None,
     *,
-    owner: str = OWNER,
     expires_at: float = EXPIRES_S,
     lost_at: float | None = None,
 ) -> StoredResponse:
     number = None if previous is None else previous.number
     new = NewResponse(name, b"in", b"out", expires_at, number, lost_at)
-    store.responses.create(owner, new, NOW_S)
-    return store.responses.get(owner, name, NOW_S)
+    store.responses.create(OWNER, new, NOW_S)
+    return store.responses.get(OWNER, name, NOW_S)
 
 
 def ids(store: JobStore, newest: str, now_s: float = NOW_S) -> list[str]:
@@ -48,26 +46,18 @@ def test_a_response_is_its_owners_alone(store: JobStore) -> None:
     assert store.responses.get(OWNER, "a", NOW_S) == kept
 
 
-def test_a_conversation_is_read_from_its_beginning(store: JobStore) -> None:
+def test_a_conversation_is_read_from_its_beginning_which_must_be_there(store: JobStore) -> None:
     first = create(store, "a")
-    second = create(store, "b", first)
-    create(store, "c", second)
+    create(store, "c", create(store, "b", first))
     create(store, "other", first)
     assert ids(store, "c") == ["a", "b", "c"]
     assert ids(store, "other") == ["a", "other"]
     with pytest.raises(ConversationTooLongError, match="15 bytes; allowed: 14"):
         store.responses.conversation(OWNER, "c", NOW_S, most_bytes=14)
-
-
-def test_a_conversation_ends_where_one_of_its_responses_was_deleted(store: JobStore) -> None:
-    first = create(store, "a")
-    create(store, "c", create(store, "b", first))
     store.responses.delete(OWNER, "a", NOW_S)
     for newest in "bc":
         with pytest.raises(NotFoundError, match="was deleted"):
             ids(store, newest)
-    with pytest.raises(NotFoundError):
-        store.responses.delete(OWNER, "a", NOW_S)
 
 
 def test_a_conversation_is_kept_as_long_as_its_newest_response(store: JobStore) -> None:
@@ -77,29 +67,23 @@ def test_a_conversation_is_kept_as_long_as_its_newest_response(store: JobStore) 
     assert ids(store, "b", NOW_S + 15) == ["a", "b"]
     with pytest.raises(NotFoundError):
         store.responses.get(OWNER, "alone", NOW_S + 10)
-    assert store.sweep(NOW_S + 10, 0.0).responses == 1
-    assert store.sweep(NOW_S + 20, 0.0).responses == 2
-    assert store.sweep(NOW_S + 20, 0.0).responses == 0
+    assert [store.sweep(NOW_S + s, 0.0).responses for s in (10, 20, 20)] == [1, 2, 0]
 
 
-def test_a_response_that_is_generated_ends_once(store: JobStore) -> None:
-    create(store, "a", lost_at=NOW_S + 5)
-    assert store.responses.end("a", b"the end")
-    assert not store.responses.end("a", b"another end")
-    ended = store.responses.get(OWNER, "a", NOW_S)
-    assert (ended.body, ended.lost_at) == (b"the end", None)
-    assert not store.responses.end("never stored", b"")
-
-
-def test_responses_count_in_the_quota_as_long_as_they_are(store: JobStore) -> None:
+def test_a_response_that_is_generated_ends_once_and_counts_in_the_quota(store: JobStore) -> None:
     create(store, "a", lost_at=NOW_S + 5)
     store.responses.require_room(OWNER, 5, 10)
     with pytest.raises(QuotaExceededError, match=r"11 bytes, at most 10 .*--max-stored-bytes"):
         store.responses.require_room(OWNER, 6, 10)
     store.responses.require_room("another", 10, 10)
-    store.responses.end("a", b"a longer end")
-    with store._database.read() as connection:
-        assert stored_bytes(connection, OWNER) == len(b"in" + b"a longer end")
+    assert store.responses.end("a", b"the end")
+    assert not store.responses.end("a", b"another end")
+    assert not store.responses.end("never stored", b"")
+    ended = store.responses.get(OWNER, "a", NOW_S)
+    assert (ended.body, ended.lost_at) == (b"the end", None)
+    store.responses.require_room(OWNER, 1, 10)
+    with pytest.raises(QuotaExceededError):
+        store.responses.require_room(OWNER, 2, 10)
     store.responses.delete(OWNER, "a", NOW_S)
     store.responses.require_room(OWNER, 10, 10)
 
