@@ -4,7 +4,6 @@ vocabularies, and llama.cpp itself in the long form."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.smollm2 import FILE
 from tests.text import llama
+from tests.text.llama import VARIANTS, recorded
 from tests.text.strings import CHOSEN, mixed
 from text import chat
 from text.chat import ConversationError, load_chat_template
@@ -22,13 +22,7 @@ from text.gguf_vocabulary import CUTS, from_metadata
 from text.tokenizer import EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
-VARIANTS = {"byte-level": llama.BYTE_LEVEL, "sentencepiece": llama.SENTENCEPIECE}
 CASES = [(kind, name) for kind, variants in VARIANTS.items() for name in variants]
-
-
-@functools.cache
-def recorded(kind: str) -> dict[str, Any]:
-    return dict(json.loads((llama.FOLDER / f"{kind}.json").read_text()))
 
 
 def tokenizer_of(kind: str, name: str, **changes: Any) -> Tokenizer:
@@ -37,50 +31,26 @@ def tokenizer_of(kind: str, name: str, **changes: Any) -> Tokenizer:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_ids_are_those_of_llama_cpp(kind: str, name: str) -> None:
-    tokenizer = tokenizer_of(kind, name)
-    assert [tokenizer.encode(text) for text in llama.TEXTS] == recorded(kind)[name]
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_special_tokens_of_a_template_are_those_of_llama_cpp(kind: str, name: str) -> None:
+def test_ids_are_those_of_llama_cpp_and_their_bytes_are_the_text(kind: str, name: str) -> None:
     tokenizer = tokenizer_of(kind, name, add_bos_token=False)
+    special_ids = set(tokenizer.special_ids.values())
+    assert [tokenizer.encode(text) for text in llama.TEXTS] == recorded(kind)[name]
     found = [tokenizer.encode_template(text) for text in llama.TEXTS]
     assert found == recorded(kind)[f"{name}, special"]
-    assert any(set(ids) & set(tokenizer.special_ids.values()) for ids in found)
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_no_text_becomes_a_special_token(kind: str, name: str) -> None:
-    tokenizer = tokenizer_of(kind, name)
-    for special in tokenizer.special_ids:
-        for text in (special, f"a {special}b", special * 3):
-            ids = tokenizer.encode(text)
-            assert not set(ids) & set(tokenizer.special_ids.values())
-            spelled = b"".join(map(tokenizer.token_bytes, ids)).decode()
-            assert spelled.removeprefix(" ") == text
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_bytes_of_ids_are_the_text(kind: str, name: str) -> None:
-    tokenizer = tokenizer_of(kind, name)
-    for text in llama.TEXTS:
+    assert any(set(ids) & special_ids for ids in found)
+    for text in (*llama.TEXTS, *tokenizer.special_ids):
+        ids = tokenizer.encode(text)
+        assert not set(ids) & special_ids
         if any(whole in text for whole in llama.WHOLE):
             continue  # a text after such a token has a space of its own, too
-        spelled = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode()
+        spelled = b"".join(map(tokenizer.token_bytes, ids)).decode()
         expected = text.replace("▁", " ") if kind == "sentencepiece" else text
         assert spelled == (" " if name == "llama" and text else "") + expected
 
 
-def test_a_prompt_begins_once_with_the_token_that_the_file_asks_for() -> None:
+def test_a_prompt_begins_once_where_the_file_or_else_its_family_asks_for_it() -> None:
     asks = tokenizer_of("sentencepiece", "llama")
-    assert asks.encode_prompt("a") == [1, *asks.encode("a")]
     assert asks.encode_template("<s>a") == asks.encode_prompt("a") == [1, *asks.encode("a")]
-    silent = tokenizer_of("sentencepiece", "llama", add_bos_token=False)
-    assert silent.encode_prompt("a") == silent.encode("a")
-
-
-def test_where_the_file_is_silent_the_family_says_whether_prompts_have_a_first_token() -> None:
     fields = {**recorded("byte-level")["fields"]}
     del fields["add_bos_token"]
     for name, begins in {"llama-bpe": True, "tekken": True, "qwen2": False}.items():
@@ -123,7 +93,6 @@ def test_all_that_the_file_calls_an_end_ends_an_answer(
         ("byte-level", {"token_type": [1]}, "token_type has 1 entries; .* has"),
         ("byte-level", {"tokens": ["a" * 2000], "token_type": [1]}, "longer than 1024 characters"),
         ("byte-level", {"eos_token_id": 99_999}, "eos_token_id is 99999; allowed: 0 to"),
-        ("sentencepiece", {"scores": None}, "scores is missing"),
         ("sentencepiece", {"scores": [0.0]}, "scores has 1 entries"),
         ("sentencepiece", {"bos_token_id": None}, "bos_token_id is missing"),
     ],
@@ -139,7 +108,7 @@ def test_a_vocabulary_that_cannot_be_used_is_refused_by_name(
 KEYS = ("tokens", "token_type", "merges", "scores", "eos_token_id", "bos_token_id", "model", "pre")
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=[("byte-level", "smollm"), ("sentencepiece", "llama")])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     kind, name = request.param
     path = tmp_path_factory.mktemp("gguf") / "vocabulary.gguf"
@@ -168,15 +137,15 @@ def test_whatever_is_changed_or_cut_off_encodes_or_is_refused(
         template.encode([{"role": "user", "content": "Hello <|im_end|> 123 \N{SNOWMAN}"}])
 
 
-@pytest.mark.parametrize("token", ["an id", [1], float("nan")])
 def test_a_named_token_of_the_template_is_an_id(
-    token: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
     path.touch()
-    metadata = {"tokenizer.ggml.padding_token_id": token}
-    monkeypatch.setattr(chat, "read_metadata", lambda _: metadata)
-    with pytest.raises(VocabularyError, match=r"padding_token_id is .*; allowed: an id"):
+    monkeypatch.setattr(
+        chat, "read_metadata", lambda _: {"tokenizer.ggml.padding_token_id": float("nan")}
+    )
+    with pytest.raises(VocabularyError, match=r"padding_token_id is nan; allowed: an id"):
         load_chat_template(str(path), tokenizer_of(*CASES[0]))
 
 
@@ -193,31 +162,17 @@ def test_smollm2_has_the_ids_of_llama_cpp() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)  # compiles llama.cpp once
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_ten_thousand_strings_have_the_ids_of_llama_cpp(
-    kind: str, name: str, tmp_path: Path
-) -> None:
-    path, texts = tmp_path / "vocabulary.gguf", mixed(10_000, seed=1)
-    llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path)
-    tokenizer = tokenizer_of(kind, name)
-    assert [tokenizer.encode(text) for text in texts] == llama.llama_ids(path, texts)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)  # compiles llama.cpp once
 @pytest.mark.parametrize("special", [False, True])
-def test_ten_thousand_strings_have_llama_cpps_ids_of_smollm2(
-    special: bool, smollm2_file: Path
+@pytest.mark.parametrize(("kind", "name"), [*CASES, ("smollm2", "")])
+def test_ten_thousand_strings_have_the_ids_of_llama_cpp(
+    kind: str, name: str, special: bool, tmp_path: Path, smollm2_file: Path
 ) -> None:
     """`special`: the special tokens in them are special, as in a chat template's text."""
-    tokenizer = load_tokenizer(str(smollm2_file))
+    path, texts = smollm2_file, mixed(10_000, seed=2, longer=True)
+    if kind != "smollm2":
+        path = tmp_path / "vocabulary.gguf"
+        llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path)
+    tokenizer = load_tokenizer(str(path))
     encode = tokenizer.encode_template if special else tokenizer.encode
-    texts = mixed(10_000, seed=2, longer=True)
-    expected = llama.llama_ids(smollm2_file, texts, special=special)
-    wrong = [
-        (text, ours, theirs)
-        for text, theirs in zip(texts, expected, strict=True)
-        if (ours := encode(text)) != theirs
-    ]
-    assert not wrong, f"{len(wrong)} texts, such as {wrong[0]}"
-    assert any(set(ids) & set(tokenizer.special_ids.values()) for ids in expected) == special
+    for text, ids in zip(texts, llama.llama_ids(path, texts, special=special), strict=True):
+        assert encode(text) == ids, text

@@ -120,7 +120,7 @@ def test_each_release_changes_a_database_that_is_there_once_and_wholly(
             migrate(connection, scripts)
     with connected(store_url) as connection:
         assert [*connection.execute(text("SELECT id, colour FROM batches"))] == [(batch.id, "red")]
-    with pytest.raises(UnknownSchemaError, match="revision 3.*newer program"):
+    with pytest.raises(UnknownSchemaError, match=r"revision 3.*newer program"):
         open_store(store_url)
     with connected(store_url) as connection:
         connection.execute(text("DROP TABLE alembic_version"))

@@ -3,111 +3,78 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.text.tools.calls import CALLS, EACH_FORM, FORMS, NAMES, TEXT, cut, loaded, read, write
 from text.tools import parsing
 from text.tools.extent import Extent
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
-from text.tools.parsing import MOST_CHARACTERS, CallParser, CallPiece, Parser, Piece
+from text.tools.kept import ForcedCallParser, StrictCallParser
+from text.tools.parsing import MOST_CHARACTERS, CallParser, CallPiece
 
-NAMES = ("weather", "add")
-Calls = list[tuple[str, str]]
-
-
-def read(parser: Parser, pieces: Sequence[str]) -> tuple[str, Calls]:
-    """The text, and the calls with their arguments."""
-    found: list[Piece] = []
-    for piece in pieces:
-        found += parser.push(piece)
-    found += parser.finish()
-    calls: Calls = []
-    for part in found:
-        if isinstance(part, CallPiece):
-            if part.name is not None:
-                calls.append((part.name, ""))
-            assert part.index == len(calls) - 1 == parser.calls - 1 or part.index < parser.calls
-            name, arguments = calls[part.index]
-            calls[part.index] = name, arguments + part.arguments
-    return "".join(part for part in found if isinstance(part, str)), calls
+MOST = st.sampled_from([None, 1, 2])
 
 
-def whole(form: CallForm, answer: str, most_calls: int | None = None) -> tuple[str, Calls]:
+def whole(
+    form: CallForm, answer: str, most_calls: int | None = None
+) -> tuple[str, list[tuple[str, str]]]:
     return read(CallParser(form, NAMES, most_calls), [answer])
 
 
 PARIS = ("weather", '{"city": "Paris"}')
 SUM = ("add", '{"a": 1, "b": [2.5, {"c": "}]\\""}]}')
+NONE = ("add", "{}")
 HERMES_PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-HERMES_SUM = (
-    '<tool_call>{"arguments": {"a": 1, "b": [2.5, {"c": "}]\\""}]}, "name": "add"}</tool_call>'
-)
+HERMES_SUM = f'<tool_call>{{"arguments": {SUM[1]}, "name": "add"}}</tool_call>'
 LLAMA_PARIS = '{"name": "weather", "parameters": {"city": "Paris"}}'
 ARRAY = '[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "add"}]'
 
-ANSWERS: list[tuple[CallForm, str, str, Calls]] = [
-    (HERMES, HERMES_PARIS, "", [PARIS]),
-    (HERMES, f"\n\n{HERMES_PARIS}\n{HERMES_SUM}\n", "", [PARIS, SUM]),
-    (HERMES, f"Let me see.\n{HERMES_PARIS}", "Let me see.\n", [PARIS]),
-    (HERMES, f"One {HERMES_PARIS} two\n", "One  two\n", [PARIS]),
-    (HERMES, f"<tool_call>{ARRAY}</tool_call>", "", [PARIS, ("add", "{}")]),  # SmolLM2's
-    (HERMES, HERMES_PARIS.removesuffix("</tool_call>"), "", [PARIS]),
-    (HERMES, HERMES_PARIS.replace('{"city": "Paris"}', r'"{\"city\": \"Paris\"}"'), "", [PARIS]),
-    (HERMES, f"<tool_call>{{<tool_call>{HERMES_PARIS}", "<tool_call>{<tool_call>", [PARIS]),
-    (MISTRAL, f"[TOOL_CALLS] {ARRAY}", "", [PARIS, ("add", "{}")]),
-    (MISTRAL, f"Well, [TOOL_CALLS]{ARRAY}", "Well, ", [PARIS, ("add", "{}")]),
-    (LLAMA, LLAMA_PARIS, "", [PARIS]),
-    (LLAMA, f"<|python_tag|>{LLAMA_PARIS}; {LLAMA_PARIS}", "", [PARIS, PARIS]),
-    (LLAMA, f"{LLAMA_PARIS}\n\n{LLAMA_PARIS}", "", [PARIS, PARIS]),
-    (LLAMA, f"Done: {LLAMA_PARIS}", f"Done: {LLAMA_PARIS}", []),
-]
-TEXTS: list[tuple[CallForm, str]] = [
-    (form, text)
-    for form in (HERMES, MISTRAL, LLAMA)
-    for text in (
-        "",
-        " \n",
-        "no call",
-        "<",
-        f"{form.opening}",
-        f"{form.opening} [1, 2",
-        f"{form.opening} no JSON {form.closing}",
-        f'{form.opening}{{"name": "weather", "arguments": {{"city": "Par',
-        f'{form.opening}{{"name": "unknown", "arguments": {{}}}}{form.closing}',
-        f'{form.opening}{{"name": "weather", "arguments": [1]}}{form.closing}',
-        f'{form.opening}{{"name": "weather", "arguments": {{"a": NaN}}}}{form.closing}',
-        f'{form.opening}{{"name": "weather", "arguments": {{"a": 1e999}}}}{form.closing}',
-        f'{form.opening}{{"name": "weather", "arguments": {{"a": 1}},}}{form.closing}',
-        f'{form.opening}[{{"name": "weather"}}, 5]{form.closing}',
-        f"{form.opening}[]{form.closing}",
-        form.opening + "[" * 100_000 + "]" * 100_000,
-        '{"answer": 42} is it',
-        "[a link](somewhere)",
-    )
-]
 
-
-@pytest.mark.parametrize(("form", "answer", "text", "calls"), ANSWERS)
+@pytest.mark.parametrize(
+    ("form", "answer", "text", "calls"),
+    [
+        (HERMES, f"\n\n{HERMES_PARIS}\n{HERMES_SUM}\n", "", [PARIS, SUM]),
+        (HERMES, f"One\n{HERMES_PARIS} two\n", "One\n two\n", [PARIS]),
+        (HERMES, f"<tool_call>{ARRAY}</tool_call>", "", [PARIS, NONE]),  # SmolLM2's
+        (HERMES, HERMES_PARIS.removesuffix("</tool_call>"), "", [PARIS]),
+        (HERMES, HERMES_PARIS.replace(PARIS[1], json.dumps(PARIS[1])), "", [PARIS]),
+        (HERMES, f"<tool_call>{{<tool_call>{HERMES_PARIS}", "<tool_call>{<tool_call>", [PARIS]),
+        (MISTRAL, f"Well, [TOOL_CALLS]{ARRAY}", "Well, ", [PARIS, NONE]),
+        (LLAMA, f"<|python_tag|>{LLAMA_PARIS}; {LLAMA_PARIS}", "", [PARIS, PARIS]),
+        (LLAMA, f"{LLAMA_PARIS}\n\n{LLAMA_PARIS}", "", [PARIS, PARIS]),
+        (LLAMA, f"Done: {LLAMA_PARIS}", f"Done: {LLAMA_PARIS}", []),
+    ],
+)
 def test_calls_are_found_in_each_familys_form(
-    form: CallForm, answer: str, text: str, calls: Calls
+    form: CallForm, answer: str, text: str, calls: list[tuple[str, str]]
 ) -> None:
     assert whole(form, answer) == (text, calls)
 
 
-@pytest.mark.parametrize(("form", "text"), TEXTS)
-def test_what_is_no_call_stays_text(form: CallForm, text: str) -> None:
-    assert whole(form, text) == (text, [])
+@EACH_FORM
+@pytest.mark.parametrize(
+    "json_of_it",
+    [
+        "", " [1, 2", " no JSON ", '{"name": "weather", "arguments": {"city": "Par', "[]",
+        '{"name": "unknown", "arguments": {}}', '{"name": "weather", "arguments": [1]}',
+        '{"name": "weather", "arguments": {"a": NaN}}', '[{"name": "weather"}, 5]',
+        '{"name": "weather", "arguments": {"a": 1e999}}',
+        '{"name": "weather", "arguments": {"a": 1},}', "[" * 100_000 + "]" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_call_stays_text(form: CallForm, json_of_it: str) -> None:
+    for text in (f"{form.opening}{json_of_it}{form.closing}", " \n", '{"answer": 42} is it', "[a"):
+        assert whole(form, text) == (text, [])
 
 
-@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA])
+@EACH_FORM
 def test_a_call_is_held_back_up_to_a_length(form: CallForm) -> None:
     def written(length: int) -> str:
-        call = {"name": "weather", "arguments": {"city": "x" * length}}
-        return form.opening + json.dumps(call)
+        return form.opening + json.dumps({"name": "add", "arguments": {"a": "x" * length}})
 
     assert len(whole(form, written(MOST_CHARACTERS // 2))[1]) == 1
     longer = written(MOST_CHARACTERS)
@@ -138,8 +105,6 @@ def test_what_follows_the_last_wanted_call_is_left_out() -> None:
     assert whole(MISTRAL, f"[TOOL_CALLS]{ARRAY}", most_calls=1) == ("", [PARIS])
 
 
-# --- properties -----------------------------------------------------------------------------
-
 FRAGMENTS = st.sampled_from(
     [
         *(form.opening for form in (HERMES, MISTRAL, LLAMA)), "</tool_call>", ";", " ", "\n", "x",
@@ -149,29 +114,15 @@ FRAGMENTS = st.sampled_from(
     ]
 )  # fmt: skip
 ANSWER = st.lists(FRAGMENTS | st.text(max_size=3), max_size=12).map("".join)
-FORMS = st.sampled_from([HERMES, MISTRAL, LLAMA])
-MOST = st.sampled_from([None, 1, 2])
-
-
-def cut(draw: Any, text: str) -> list[str]:
-    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 @given(FORMS, ANSWER, MOST, st.data())
 def test_every_cut_of_an_answer_gives_the_same(
     form: CallForm, answer: str, most_calls: int | None, data: st.DataObject
 ) -> None:
-    expected = whole(form, answer, most_calls)
+    text, calls = whole(form, answer, most_calls)
     for pieces in (cut(data.draw, answer), list(answer)):
-        assert read(CallParser(form, NAMES, most_calls), pieces) == expected
-
-
-@given(FORMS, ANSWER)
-def test_text_is_a_part_of_the_answer_and_all_of_it_where_nothing_is_called(
-    form: CallForm, answer: str
-) -> None:
-    text, calls = whole(form, answer)
+        assert read(CallParser(form, NAMES, most_calls), pieces) == (text, calls)
     letters = iter(answer)
     assert all(letter in letters for letter in text)  # in its order
     assert calls or text == answer
@@ -180,34 +131,62 @@ def test_text_is_a_part_of_the_answer_and_all_of_it_where_nothing_is_called(
         assert isinstance(json.loads(arguments), dict)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-OBJECT = st.dictionaries(st.text(max_size=5), JSON, max_size=3)
-WRITTEN = st.lists(st.tuples(st.sampled_from(NAMES), OBJECT), min_size=1, max_size=3)
-
-
-def write(form: CallForm, calls: Sequence[tuple[str, Any]], indent: int | None) -> str:
-    objects = [{"name": name, form.arguments: arguments} for name, arguments in calls]
-    if form.in_array:
-        return form.opening + json.dumps(objects, indent=indent)
-    texts = [json.dumps(call, indent=indent, ensure_ascii=False) for call in objects]
-    return "\n".join(f"{form.opening}{text}{form.closing}" for text in texts)
-
-
-TEXT = st.text(alphabet="ab c\n", max_size=5).filter(str.strip)
-
-
-@given(FORMS, st.lists(TEXT | WRITTEN, max_size=5), st.sampled_from([None, 2]))
+@given(FORMS, st.lists(TEXT | CALLS, max_size=5), MOST, st.sampled_from([None, 2]), st.data())
 def test_calls_with_any_arguments_are_found_and_no_text_around_them_is_lost(
-    form: CallForm, parts: list[Any], indent: int | None
+    form: CallForm,
+    parts: list[Any],
+    most_calls: int | None,
+    indent: int | None,
+    data: st.DataObject,
 ) -> None:
-    answer = "".join(part if isinstance(part, str) else write(form, part, indent) for part in parts)
-    text, found = whole(form, answer)
-    assert text == "".join(part for part in parts if isinstance(part, str))
-    calls = [call for part in parts if not isinstance(part, str) for call in part]
-    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+    """Also by the parser for texts in which a grammar makes a call of whatever begins like one, and
+    writes it without an indent."""
+    answer = "".join(
+        part if isinstance(part, str) else write(form, part, indent=indent) for part in parts
+    )
+    found = loaded(whole(form, answer, most_calls))
+    if most_calls is None:
+        assert found[0] == "".join(part for part in parts if isinstance(part, str))
+        assert found[1] == [call for part in parts if not isinstance(part, str) for call in part]
+    for pieces in ([answer], cut(data.draw, answer), list(answer)) if indent is None else ():
+        assert loaded(read(StrictCallParser(form, NAMES, most_calls), pieces)) == found
+
+
+@given(FORMS, CALLS, st.booleans(), st.data())
+def test_arguments_that_a_grammar_keeps_arrive_in_pieces(
+    form: CallForm, calls: list[tuple[str, Any]], forced: bool, data: st.DataObject
+) -> None:
+    def parser() -> ForcedCallParser | StrictCallParser:
+        return ForcedCallParser() if forced else StrictCallParser(form, NAMES)
+
+    before = "" if forced else "So: "
+    answer = before + write(form, calls, indent=2 if forced else None)
+    text, found = read(parser(), cut(data.draw, answer))
+    assert loaded((text, found)) == (before, calls)
+    begun = answer[: data.draw(st.integers(0, len(answer)))]
+    text, parts = read(parser(), list(begun))
+    assert text[: len(before)] == begun[: len(before)]
+    for (name, part), (whole_name, arguments) in zip(parts, found, strict=False):
+        assert name == whole_name
+        assert arguments.startswith(part)
+
+
+@pytest.mark.parametrize(
+    ("parser", "before"), [(ForcedCallParser(), ""), (StrictCallParser(HERMES, NAMES), "So:\n")]
+)
+def test_arguments_do_not_wait_for_their_end(
+    parser: ForcedCallParser | StrictCallParser, before: str
+) -> None:
+    text = parser.push(f'{before}<tool_call>\n{{"name": "add", "arguments": ')
+    assert text == ([before] if before else [])
+    assert parser.push('{"a": 1') == [CallPiece(0, "add", ""), CallPiece(0, None, '{"a": 1')]
+    assert parser.push("2}") == [CallPiece(0, None, "2}")]
+
+
+def test_an_array_is_complete_with_its_last_wanted_call() -> None:
+    parser = StrictCallParser(MISTRAL, NAMES, most_calls=1)
+    told = parser.push('[TOOL_CALLS] [{"name": "add", "arguments": {}')
+    assert told == [CallPiece(0, "add", ""), CallPiece(0, None, "{}")]
+    assert not parser.complete
+    parser.push("}]")
+    assert parser.complete
