@@ -1,9 +1,8 @@
-"""When a loop has its turns, and the turns of the maintenance on a real store."""
+"""The turns of the maintenance on a real store."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,37 +12,13 @@ import pytest
 
 from deferred import lines
 from deferred.entities import Batch, NewBatch, Unrun
-from deferred.errors import StoreUnavailableError
-from deferred.loop import Loop, StoppedError
+from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore
 from deferred.store.schema import batch_items
 from tests.deferred.jobs import MODEL, OWNER, claim, full_disk, rows_of, save, started, upload
-from tests.support.process import PATIENCE_S, eventually
 
 URL = "/v1/completions"
-
-
-class Hourly(Loop):
-    """A turn an hour, if nothing wakes it."""
-
-    turns = 0
-
-    def turn(self) -> float:
-        self.turns += 1
-        return 3600.0
-
-
-def test_a_loop_that_is_woken_has_its_next_turn_at_once_and_one_that_is_stopped_ends() -> None:
-    loop = Hourly(hurried=lambda: False)
-    thread = threading.Thread(target=loop.run, daemon=True)
-    thread.start()
-    eventually(lambda: loop.turns == 1)
-    loop.wake()
-    eventually(lambda: loop.turns == 2)
-    loop.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 def maintenance_of(
@@ -156,26 +131,6 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     assert sqlite_store.batches.get(OWNER, large.id).counts.total == 40
 
 
-def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
-    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = submitted(sqlite_store, 3)
-    maintenance = maintenance_of(sqlite_store)
-    maintenance._look()
-
-    def gone(*_: object) -> NoReturn:
-        raise StoreUnavailableError("gone")
-
-    with monkeypatch.context() as away:
-        away.setattr(sqlite_store.items, "add", gone)
-        away.setattr(sqlite_store, "progress", gone)
-        assert maintenance.turn() > 0
-    assert maintenance.progress is None
-    maintenance.turn()
-    assert status(sqlite_store, batch) == "in_progress"
-    assert maintenance.progress is not None
-
-
 def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,20 +149,3 @@ def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
     maintenance_of(store).turn()
     assert store.batches.get(OWNER, batch.id).counts.expired == 100
     assert status(store, batch) == "expired"
-
-
-def test_progress_is_refreshed_within_long_steps(
-    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted(sqlite_store, 10)
-    looks, progress = 0, sqlite_store.progress
-
-    def looked():
-        nonlocal looks
-        looks += 1
-        return progress()
-
-    monkeypatch.setattr("deferred.maintenance.LOOK_S", 0.0)
-    monkeypatch.setattr(sqlite_store, "progress", looked)
-    maintenance_of(sqlite_store).turn()
-    assert looks >= 3  # twice within ten lines, and in the end

@@ -14,7 +14,7 @@ from deferred.entities import Batch, Usage
 from deferred.errors import StoreUnavailableError
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
-from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
+from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, Worker
 from engine.inference import Inference
 from requested import Sampling
 from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
@@ -32,7 +32,7 @@ class Endpoints:
         self.begun: list[bytes] = []
         self.open: list[HeldCall] = []
         self.most_open = 0
-        self.held = self.admitting = self.closed = False
+        self.held = self.admitting = False
         self.answers: dict[bytes, list[Answer]] = {}
 
     def begin(
@@ -40,8 +40,6 @@ class Endpoints:
     ) -> HeldCall:
         assert endpoint == "/v1/completions"
         assert deadline_s > 0
-        if self.closed:
-            raise NotNowError
         self.begun.append(body)
         call = HeldCall(self, body, updated)
         self.open.append(call)
@@ -204,52 +202,27 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_done(
     assert len(written(sqlite_store, finalised(sqlite_store, batch).output_file_id)) == 20
 
 
-def test_lines_whose_window_ends_leave_the_engine(
-    sqlite_store: JobStore, endpoints: Endpoints
+@pytest.mark.parametrize("status", ["cancelled", "expired"])
+def test_lines_whose_time_is_over_leave_the_engine(
+    sqlite_store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    endpoints.held = True
-    lasts_s = 0.5
-    while not endpoints.begun:  # on a busy machine a window may end before a line has begun
-        batch = begun(sqlite_store, 20, lasts_s)
-        with working(sqlite_store, endpoints):
-            eventually(lambda: time.time() > batch.expires_at and not endpoints.open)  # noqa: B023
-        ended = finalised(sqlite_store, batch)
-        assert ended.status == "expired"
-        assert len(written(sqlite_store, ended.error_file_id)) == 20
-        lasts_s *= 2
-
-
-def test_a_cancelled_batch_begins_no_line_that_is_claimed(
-    sqlite_store: JobStore, endpoints: Endpoints
-) -> None:
-    endpoints.closed = True
-    batch, other = begun(sqlite_store, 30), begun(sqlite_store, 1, lasts_s=7200)
-    with working(sqlite_store, endpoints) as worker:
-        eventually(lambda: sqlite_store.progress().items["running"] == WINDOW)
-        sqlite_store.batches.cancel(OWNER, batch.id, time.time())
-        worker.wake()
-        eventually(lambda: sqlite_store.batches.get(OWNER, batch.id).counts.cancelled == 30)
-        endpoints.closed = False
-        eventually(lambda: done(sqlite_store, other) == 1)
-    assert len(endpoints.begun) == 1
-    assert finalised(sqlite_store, batch).status == "cancelled"
-
-
-def test_lines_that_run_long_after_their_batch_was_cancelled_leave_the_engine(
-    sqlite_store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05 if status == "cancelled" else 3600)
     endpoints.held = endpoints.admitting = True  # a line that waits would be withdrawn instead
-    batch = begun(sqlite_store, 5)
-    with working(sqlite_store, endpoints):
-        eventually(lambda: len(endpoints.open) == 5)
-        calls = list(endpoints.open)
-        sqlite_store.batches.cancel(OWNER, batch.id, time.time())
-        assert sqlite_store.batches.end_due(time.time() + CANCELLING_S) == 1
-        eventually(lambda: not endpoints.open)
-    assert all(call.cancelled for call in calls)
-    ended = finalised(sqlite_store, batch)
-    assert (ended.status, ended.counts.cancelled) == ("cancelled", 5)
+    lasts_s = 3600 if status == "cancelled" else 0.5
+    while not endpoints.begun:  # on a busy machine a window may end before a line has begun
+        batch = begun(sqlite_store, 5, lasts_s)
+        with working(sqlite_store, endpoints):
+            if status == "cancelled":
+                eventually(lambda: len(endpoints.open) == 5)
+                sqlite_store.batches.cancel(OWNER, batch.id, time.time())
+                assert sqlite_store.batches.end_due(time.time() + CANCELLING_S) == 1
+                eventually(lambda: not endpoints.open)
+            else:
+                eventually(lambda: time.time() > batch.expires_at and not endpoints.open)  # noqa: B023
+        ended = finalised(sqlite_store, batch)
+        assert ended.status == status
+        assert len(written(sqlite_store, ended.error_file_id)) == 5
+        lasts_s *= 2
 
 
 def test_results_outlast_a_store_that_is_away(

@@ -50,29 +50,10 @@ _PARTS = [
     lambda r: r.choice(["'s", "'LL", "'t", "'Re", "\u2019s", "'", "''"]),
     lambda r: r.choice(["<|im_end|>", "<|endoftext|>", "</s>", "<s>", "<|eot_id|>", "<0x41>", "▁"]),
 ]
-# what mixtures of single parts seldom have
-_LONGER_PARTS = [
-    lambda r: " " * r.randint(2, 9) + str(r.randrange(10 ** r.randint(1, 12))),
-    lambda r: r.choice(["\r\n", "\n"]) * r.randint(1, 3) + r.choice([" ", "\t"]) * r.randint(0, 8),
-    lambda r: r.choice(
-        [
-            "def f(x: int) -> str:\n    return f'{x:>8}'\n",
-            "for (int i = 0; i < 10; ++i) {\r\n\ta[i] += 0x1F;\r\n}\r\n",
-            "SELECT * FROM t WHERE id >= 42 -- all\n",
-            '<a href="x.html">1&nbsp;000</a>',
-            "let y = &mut v[..3]; // §",
-            '{"key": [1, 2.5e-3, null], "ключ": "値"}',
-            "$ grep -rn '^#include' src/ | wc -l\n     128\n",
-        ]
-    ),
-    lambda r: r.choice(["<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end"]),
-]
 
 
-def mixed(count: int, seed: int, *, longer: bool = False) -> list[str]:
-    """`longer`: with numbers after several spaces, line ends before indents, code and turns of a
-    conversation."""
-    draw, parts = random.Random(seed), [*_PARTS, *(_LONGER_PARTS if longer else [])]
+def mixed(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
     return [
-        "".join(draw.choice(parts)(draw) for _ in range(draw.randint(1, 20))) for _ in range(count)
+        "".join(draw.choice(_PARTS)(draw) for _ in range(draw.randint(1, 20))) for _ in range(count)
     ]

@@ -18,6 +18,7 @@ from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
 from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
 from text.special_tokens import read_names
+from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
 
 SPECIALS = ["<|start|>", "<|end|>"]
@@ -136,6 +137,9 @@ def test_the_template_of_a_gguf_file_is_used_with_its_tokens(tmp_path: Path) -> 
     template = load_chat_template(str(path), tokenizer)
     ids = template.encode([{"role": "user", "content": "a<|im_end|>"}])
     assert ids == [1, *tokenizer.encode("a<|im_end|>"), 2]
+    llama.write_gguf(fields, path, {"tokenizer.ggml.padding_token_id": "an id"})
+    with pytest.raises(VocabularyError, match=r"padding_token_id is .*; allowed: an id"):
+        load_chat_template(str(path), tokenizer)
 
 
 def test_models_without_a_template_have_the_plain_one() -> None:
@@ -182,14 +186,11 @@ def test_only_a_plain_conversation_has_a_bos_that_no_template_wrote(folder: Path
 @pytest.mark.parametrize(
     ("settings", "mapped", "expected"),
     [
-        ({"bos_token": "<s>", "boi_token": "[I]"}, None, {"bos_token": "<s>", "boi_token": "[I]"}),
         ({"bos_token": "a", "pad_token": None}, {"bos_token": {"content": "b"}},
          {"bos_token": "b"}),
         ({"bos_token": "a", "added_tokens_decoder": {}}, {"bos_token": "b"}, {"bos_token": "a"}),
         ({"extra_special_tokens": {"image_token": "[M]"}}, None, {"image_token": "[M]"}),
-        ({"tokenizer_class": "GPT2TokenizerFast"}, None, {}),
-        ({"tokenizer_class": "LlamaTokenizerFast", "bos_token": "a"}, None,
-         {"bos_token": "a", "eos_token": "</s>"}),
+        ({"tokenizer_class": "GPT2TokenizerFast", "boi_token": "[I]"}, None, {"boi_token": "[I]"}),
         ({"tokenizer_class": "LlamaTokenizer", "bos_token": None}, None, {"eos_token": "</s>"}),
     ],
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """Vocabularies of GGUF files, against the ids that llama.cpp gives: recorded ones for small
-vocabularies, and llama.cpp itself in the long form."""
+vocabularies and for SmolLM2's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tests.smollm2 import FILE
 from tests.text import llama
 from tests.text.llama import VARIANTS, recorded
-from tests.text.strings import CHOSEN, mixed
-from text import chat
+from tests.text.strings import CHOSEN
 from text.chat import ConversationError, load_chat_template
-from text.gguf_vocabulary import CUTS, from_metadata
+from text.gguf_vocabulary import from_metadata
 from text.tokenizer import EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -56,29 +55,15 @@ def test_a_prompt_begins_once_where_the_file_or_else_its_family_asks_for_it() ->
     for name, begins in {"llama-bpe": True, "tekken": True, "qwen2": False}.items():
         tokenizer = from_metadata(llama.named({**fields, "pre": name}), "vocabulary.gguf")
         assert (tokenizer.bos_id == 1) == begins
-
-
-def test_pre_tokenizers_have_the_other_names_of_llama_cpp() -> None:
-    for name in ("llama3", "llama-v3", "falcon3"):
-        assert CUTS[name] is CUTS["llama-bpe"]
-    fields = {**recorded("byte-level")["fields"]}
-    assert "pre" not in fields
     unnamed = from_metadata(llama.named(fields), "vocabulary.gguf")
     assert [unnamed.encode(text) for text in llama.TEXTS] == recorded("byte-level")["default"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "ends"),
-    [
-        ({}, {0, 2}),  # <|endoftext|> and <|im_end|>, by their names
-        ({"eos_token_id": 1}, {0, 1, 2}),
-        ({"eos_token_id": 5, "eot_token_id": 6}, {0, 2, 5, 6}),
-    ],
-)
-def test_all_that_the_file_calls_an_end_ends_an_answer(
-    changes: dict[str, int], ends: set[int]
-) -> None:
-    assert tokenizer_of("byte-level", "smollm", **changes).end_ids == ends
+def test_all_that_the_file_calls_an_end_ends_an_answer() -> None:
+    by_name = {0, 2}  # <|endoftext|> and <|im_end|>
+    assert tokenizer_of("byte-level", "smollm").end_ids == by_name
+    named = tokenizer_of("byte-level", "smollm", eos_token_id=5, eot_token_id=6, eom_token_id=1)
+    assert named.end_ids == by_name | {1, 5, 6}
 
 
 @pytest.mark.parametrize(
@@ -137,18 +122,6 @@ def test_whatever_is_changed_or_cut_off_encodes_or_is_refused(
         template.encode([{"role": "user", "content": "Hello <|im_end|> 123 \N{SNOWMAN}"}])
 
 
-def test_a_named_token_of_the_template_is_an_id(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    monkeypatch.setattr(
-        chat, "read_metadata", lambda _: {"tokenizer.ggml.padding_token_id": float("nan")}
-    )
-    with pytest.raises(VocabularyError, match=r"padding_token_id is nan; allowed: an id"):
-        load_chat_template(str(path), tokenizer_of(*CASES[0]))
-
-
 def test_smollm2_has_the_ids_of_llama_cpp() -> None:
     if not FILE.exists():
         pytest.skip("--model smollm2 has not been fetched on this machine")
@@ -158,21 +131,3 @@ def test_smollm2_has_the_ids_of_llama_cpp() -> None:
     template = load_chat_template(str(FILE), tokenizer)
     asked = template.encode([{"role": "user", "content": "Hi<|im_end|>"}])
     assert asked.count(2) == 2  # of the system's message and the user's
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)  # compiles llama.cpp once
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize(("kind", "name"), [*CASES, ("smollm2", "")])
-def test_ten_thousand_strings_have_the_ids_of_llama_cpp(
-    kind: str, name: str, special: bool, tmp_path: Path, smollm2_file: Path
-) -> None:
-    """`special`: the special tokens in them are special, as in a chat template's text."""
-    path, texts = smollm2_file, mixed(10_000, seed=2, longer=True)
-    if kind != "smollm2":
-        path = tmp_path / "vocabulary.gguf"
-        llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path)
-    tokenizer = load_tokenizer(str(path))
-    encode = tokenizer.encode_template if special else tokenizer.encode
-    for text, ids in zip(texts, llama.llama_ids(path, texts, special=special), strict=True):
-        assert encode(text) == ids, text

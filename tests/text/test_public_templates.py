@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.server.apis.test_clients import made
 from tests.support.hash_app import byte_tokenizer
+from tests.text.tools.test_conversation import MESSAGES, TOOL
 from text.chat import ChatTemplate, ConversationError
 from text.tools.conversation import with_arguments_as_text
 
@@ -20,24 +21,6 @@ PACKAGE = "llama-cpp-python==0.3.36"  # its source has llama.cpp's collection
 FOLDER = "/models/templates/"
 TEMPLATES = 70
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "forecast",
-        "description": "The weather of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string", "description": "A town."}},
-            "required": ["place"],
-        },
-    },
-}
-CALL = {
-    "id": "call12345",
-    "type": "function",
-    "function": {"name": "forecast", "arguments": {"place": "Oslo"}},
-}
-ASKED = {"role": "user", "content": "Will it rain?"}
 Messages = list[dict[str, Any]]
 CONVERSATIONS: Mapping[str, tuple[Messages, list[dict[str, Any]]]] = {
     "turns": (
@@ -48,16 +31,9 @@ CONVERSATIONS: Mapping[str, tuple[Messages, list[dict[str, Any]]]] = {
         ],
         [],
     ),
-    "system": ([{"role": "system", "content": "Be brief."}, ASKED], []),
-    "tools": ([ASKED], [TOOL]),
-    "calls": (
-        [
-            ASKED,
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "call12345", "name": "forecast", "content": "rain"},
-        ],
-        [TOOL],
-    ),
+    "system": ([{"role": "system", "content": "Be brief."}, MESSAGES[0]], []),
+    "tools": (MESSAGES[:1], [TOOL]),
+    "calls": (MESSAGES, [TOOL]),
 }
 # Without a word of tools in them, they get tools as text; `transformers` leaves tools out.
 WITHOUT_TOOLS = {

@@ -1,18 +1,26 @@
-"""Batches: whose they are, who validates them, and how each kind of end counts its lines."""
+"""Batches and their lines, from validation to the files of results; the machine of
+`test_properties.py` takes their steps in any order."""
 
-from dataclasses import replace
+import threading
 from typing import get_args
 
 import pytest
 
-from deferred.entities import ItemState, LineError, NewBatch, Progress, RequestCounts, Usage
-from deferred.errors import (
-    IdempotencyMismatchError,
-    LeaseLostError,
-    NotFoundError,
-    StatusConflictError,
+from deferred.entities import (
+    Batch,
+    Duplicate,
+    ItemState,
+    LineError,
+    NewBatch,
+    NewItem,
+    Progress,
+    RequestCounts,
+    Result,
+    Usage,
 )
-from deferred.store import JobStore
+from deferred.errors import LeaseLostError, NotFoundError, StatusConflictError
+from deferred.store import JobStore, open_store
+from deferred.store.schema import CHUNK_BYTES, file_chunks
 from deferred.store.transitions import CANCELLING_S, LEASE_S
 from tests.deferred.jobs import (
     EXPIRES_S,
@@ -23,55 +31,32 @@ from tests.deferred.jobs import (
     claim,
     create,
     finalise,
+    ids,
+    lines_of,
     new_items,
+    result,
+    rows_of,
     save,
     started,
+    unrun,
     upload,
     validating,
 )
 
 
-def test_a_new_batch_says_what_was_asked_for_and_to_its_owner_alone(store: JobStore) -> None:
+def test_a_new_batch_says_what_was_asked_for_as_often_as_its_key_is_sent(store: JobStore) -> None:
     metadata = {"run": "é\0"}
     spec = NewBatch(upload(store), "/v1/chat/completions", MODEL, "24h", metadata, 9.0)
-    batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S)
-    assert store.batches.get(OWNER, batch.id) == batch
-    assert (batch.spec, batch.status) == (spec, "validating")
-    assert (batch.created_at, batch.expires_at) == (NOW_S, EXPIRES_S)
-    assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
-    for call in (
-        lambda: store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S),
-        lambda: store.batches.get("other", batch.id),
-        lambda: store.batches.cancel("other", batch.id, NOW_S),
-        lambda: store.batches.list("other", after=batch.id),
-    ):
-        with pytest.raises(NotFoundError):
-            call()
 
+    def ask(now_s: float) -> Batch:
+        return store.batches.create(OWNER, spec, now_s, expires_at=now_s + 9, idempotency_key="k")
 
-def test_an_idempotency_key_makes_one_batch_of_a_repeated_request(store: JobStore) -> None:
-    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
-
-    def ask(spec: NewBatch, key: str | None = "k", owner: str = OWNER):
-        return store.batches.create(owner, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key=key)
-
-    first = ask(spec)
-    others = replace(spec, input_file_id=upload(store, owner="other"))
-    store.batches.cancel(OWNER, first.id, NOW_S)
-    assert len({ask(spec, None).id, ask(spec, None).id, ask(others, owner="other").id}) == 3
+    batch = ask(NOW_S)
     store.files.delete(OWNER, spec.input_file_id, NOW_S)
-    assert ask(spec) == store.batches.get(OWNER, first.id), "as it is now, even without its file"
-    with pytest.raises(IdempotencyMismatchError, match=first.id):
-        ask(replace(spec, endpoint="/v1/chat/completions"))
-
-
-def test_batches_are_listed_in_pages_the_newest_first(store: JobStore) -> None:
-    made = [create(store) for _ in range(5)]
-    create(store, owner="other")
-    first = store.batches.list(OWNER, limit=3)
-    assert (first.data, first.has_more) == (tuple(made[:1:-1]), True)
-    rest = store.batches.list(OWNER, after=first.data[-1].id, limit=2)
-    assert (rest.data, rest.has_more) == (tuple(made[1::-1]), False)
+    assert store.batches.get(OWNER, batch.id) == ask(NOW_S + 1) == batch
+    assert (batch.spec, batch.status) == (spec, "validating")
+    assert (batch.created_at, batch.expires_at) == (NOW_S, NOW_S + 9)
+    assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
 
 
 def test_one_worker_at_a_time_validates_the_oldest_batch_of_its_model(store: JobStore) -> None:
@@ -112,35 +97,6 @@ def test_a_failed_validation_says_why_and_runs_nothing(store: JobStore) -> None:
     assert store.sweep(NOW_S, 0.0).items == 3
     with pytest.raises(StatusConflictError, match="failed"):
         store.batches.cancel(OWNER, batch.id, NOW_S)
-
-
-def test_cancelling_ends_what_waits_and_lets_finish_what_runs(store: JobStore) -> None:
-    batch = started(store, 5)
-    done, running = claim(store, 1), claim(store, 2)
-    save(store, done)
-    cancelling = store.batches.cancel(OWNER, batch.id, NOW_S + 1)
-    assert (cancelling.status, cancelling.cancelling_at) == ("cancelling", NOW_S + 1)
-    assert cancelling.counts == RequestCounts(5, completed=1, cancelled=2)
-    assert store.batches.cancel(OWNER, batch.id, NOW_S + 2) == cancelling
-    assert claim(store, 9) == []
-    assert store.batches.claim_finalisation(WORKER, NOW_S) is None
-    assert save(store, running[:1]) == 1
-    assert store.items.release(WORKER) == 1
-    ended = finalise(store, NOW_S + 3)
-    assert (ended.status, ended.cancelled_at) == ("cancelled", NOW_S + 3)
-    assert ended.counts == RequestCounts(5, completed=2, cancelled=3)
-
-
-def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -> None:
-    batch = validating(store, 3)
-    store.batches.cancel(OWNER, batch.id, NOW_S)
-    with pytest.raises(LeaseLostError):
-        store.items.add(batch.id, WORKER, new_items(3, first=4))
-    with pytest.raises(LeaseLostError):
-        store.batches.start(batch.id, WORKER, NOW_S)
-    ended = finalise(store)
-    assert (ended.status, ended.counts) == ("cancelled", RequestCounts())
-    assert ended.output_file_id is ended.error_file_id is None
 
 
 @pytest.mark.parametrize(
@@ -193,3 +149,210 @@ def test_progress_counts_batches_and_items_of_all_owners(store: JobStore) -> Non
         {**zeros, "pending": 5, "running": 2, "completed": 3, "failed": 2, "cancelled": 4},
         EXPIRES_S,
     )
+
+
+def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ago(
+    store: JobStore,
+) -> None:
+    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
+    batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    store.items.add(batch.id, WORKER, new_items(1))
+    store.batches.start(batch.id, WORKER, NOW_S)
+    store.sweep(NOW_S, NOW_S + 9)
+    save(store, claim(store, 1))
+    ended = finalise(store, NOW_S + 5)
+    assert store.progress().batches == {"completed": 1}
+    store.sweep(NOW_S, NOW_S + 4)
+    assert store.batches.get(OWNER, batch.id) == ended
+    store.sweep(NOW_S, NOW_S + 5)
+    with pytest.raises(NotFoundError):
+        store.batches.get(OWNER, batch.id)
+    assert ended.output_file_id is not None
+    assert store.files.get(OWNER, ended.output_file_id, NOW_S), "files have an expiry of their own"
+    assert store.progress().batches == {}
+    assert set(store.progress().items.values()) == {0}
+    again = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
+    assert again.id != batch.id
+
+
+# --- lines -----------------------------------------------------------------------------------
+
+
+def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobStore) -> None:
+    custom_id = "a\0b" + "é" * 5000
+    batch_id = validating(store).id
+    items = new_items(1100)
+    items[0] = NewItem(1, custom_id, b"\x00\xff")
+    items[2] = NewItem(3, custom_id, b"{}")  # in the same commit
+    items[1099] = NewItem(1100, "id-2", b"{}")  # in a later one
+    assert store.items.add(batch_id, WORKER, iter(items)) == [
+        Duplicate(3, custom_id, 1),
+        Duplicate(1100, "id-2", 2),
+    ]
+    again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}"), *items[:2]]
+    assert store.items.add(batch_id, WORKER, again) == [Duplicate(2000, "id-700", 700)]
+    assert claim(store, 9) == [], "before the validation has ended"
+    store.batches.start(batch_id, WORKER, NOW_S)
+    (item,) = claim(store, 1)
+    assert (item.batch_id, item.line, item.custom_id) == (batch_id, 1, custom_id)
+    assert (item.owner, item.endpoint, item.deadline) == (OWNER, "/v1/completions", EXPIRES_S)
+    assert (item.body, item.lost) == (b"\x00\xff", 0)
+
+
+def test_a_claim_takes_no_more_lines_than_asked_and_the_earliest_deadline_first(
+    store: JobStore,
+) -> None:
+    late = started(store, 40, expires_at=9000.0)
+    early = started(store, 40, expires_at=8000.0)
+    expected = [(batch.id, line) for batch in (early, late) for line in range(1, 41)]
+    claimed: list[tuple[str, int]] = []
+    for n in (1, 7, 40, 0, 20, 50):
+        got = claim(store, n)
+        assert len(got) == min(n, 80 - len(claimed))
+        claimed += [(item.batch_id, item.line) for item in got]
+    assert claimed == expected
+
+
+def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S) -> str:
+    """A batch in progress, of lines with such bodies."""
+    bodies = enumerate(sizes_bytes, start=1)
+    items = [NewItem(line, f"id-{line}", b"x" * size_bytes) for line, size_bytes in bodies]
+    return started(store, items, expires_at=expires_at).id
+
+
+def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:
+    early = sized(store, [300, 100, 100, 100, 50, 60], expires_at=8000.0)
+    late = sized(store, [140, 1], expires_at=9000.0)
+    claimed = []
+    while items := store.items.claim(WORKER, MODEL, 9, NOW_S, 200):
+        claimed.append([(item.batch_id, item.line) for item in items])
+    assert claimed == [
+        [(early, 1)],
+        [(early, 2), (early, 3)],
+        [(early, 4), (early, 5)],
+        [(early, 6), (late, 1)],
+        [(late, 2)],
+    ]
+    sized(store, [2**20] * 10)
+    assert len(claim(store, 64)) == 8, "where nothing is said of bytes"
+
+
+def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
+    """Two servers, two threads each, all after the same items."""
+    stores = [open_store(postgresql_url) for _ in range(2)]
+    batch = started(stores[0], 300)
+    seen: list[int] = []
+    failures: list[BaseException] = []
+
+    def work(store: JobStore, worker: str) -> None:
+        try:
+            while items := claim(store, 7, worker=worker):
+                counted = store.items.save(worker, [result(item) for item in items])
+                assert counted == len(items)
+                seen.extend(item.line for item in items)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(stores[i % 2], f"worker {i}")) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    # a thread may have found all that is left locked by the others, and ended
+    work(stores[0], "worker 0")
+    assert sorted(seen) == list(range(1, 301))
+    assert stores[1].batches.get(OWNER, batch.id).counts == RequestCounts(300, completed=300)
+    for store in stores:
+        store.close()
+
+
+# --- files of results ------------------------------------------------------------------------
+
+
+def test_results_are_a_file_of_the_batchs_owner_however_large_they_are(store: JobStore) -> None:
+    batch = started(store, 5, output_expires_after_s=60.0)
+    texts = [bytes([65 + i]) * (CHUNK_BYTES * i // 2 + 1) for i in range(5)]
+    store.items.save(
+        WORKER,
+        [Result(item.lease, True, text) for item, text in zip(claim(store, 5), texts, strict=True)],
+    )
+    ended = finalise(store, NOW_S + 7)
+    assert ended.output_file_id is not None
+    file = store.files.get(OWNER, ended.output_file_id, NOW_S + 7)
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert (file.created_at, file.expires_at) == (NOW_S + 7, NOW_S + 67)
+    content = b"".join(store.files.content(OWNER, file.id, NOW_S))
+    assert content == b"".join(text + b"\n" for text in texts)
+    with pytest.raises(NotFoundError):
+        store.files.get("other", file.id, NOW_S)
+
+
+def test_a_worker_that_loses_the_lease_midway_leaves_no_trace(store: JobStore) -> None:
+    batch = started(store, 3)
+    store.batches.end_due(EXPIRES_S)
+    later_s = EXPIRES_S + LEASE_S
+
+    def overtaken(*of) -> bytes:
+        if store.batches.get(OWNER, batch.id).status == "finalizing":
+            store.batches.claim_finalisation("b", later_s)
+            store.batches.finalise(batch.id, "b", later_s, unrun)
+        return b"x" * CHUNK_BYTES
+
+    assert store.batches.claim_finalisation("a", EXPIRES_S) is not None
+    assert store.batches.claim_finalisation("b", later_s - 1) is None
+    for worker in "ba":
+        with pytest.raises(LeaseLostError):
+            store.batches.finalise(batch.id, worker, EXPIRES_S, overtaken)
+    ended = store.batches.get(OWNER, batch.id)
+    assert ids(lines_of(store, OWNER, ended.error_file_id, later_s)) == ["id-1", "id-2", "id-3"]
+    files = store.files.list(OWNER, later_s).data
+    assert {file.id for file in files} == {batch.spec.input_file_id, ended.error_file_id}
+
+
+def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) -> None:
+    batch = started(store, 1100)
+    store.batches.end_due(EXPIRES_S)
+    rests = 0
+
+    def rest() -> None:
+        nonlocal rests
+        rests += 1
+        upload(store)
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    store.batches.finalise(batch.id, WORKER, EXPIRES_S, unrun, rest)
+    assert rests > 30  # a second's work has many
+    store.files.delete(OWNER, batch.spec.input_file_id, EXPIRES_S)
+    rests = 0
+    assert store.sweep(EXPIRES_S, 0.0, rest).items == 1100
+    assert rests >= 3  # a file, and twice items
+    assert store.sweep(EXPIRES_S, 0.0).items == 0
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(
+    store: JobStore, given_up: bool
+) -> None:
+    batch = started(store, 30)
+    store.batches.end_due(EXPIRES_S)
+    before = rows_of(store, file_chunks)
+
+    def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
+        if line == 25:
+            raise RuntimeError("broken")
+        return b"x" * CHUNK_BYTES
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    with pytest.raises(RuntimeError, match="broken"):
+        store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
+    assert rows_of(store, file_chunks) > before
+    assert len(store.files.list(OWNER, EXPIRES_S).data) == 1, "nothing of it is visible"
+    assert store.batches.get(OWNER, batch.id).status == "finalizing"
+    if given_up:
+        store.batches.give_up(batch.id, WORKER)
+        assert rows_of(store, file_chunks) == before
+    ended = finalise(store, EXPIRES_S)
+    assert ended.status == "expired"
+    assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deferred.entities import File, NewBatch, Order, Result
+from deferred.entities import File, NewBatch, Result
 from deferred.errors import FileTooLargeError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
 from deferred.store.files import ABANDONED_S
@@ -25,10 +25,10 @@ def upload(store: JobStore, size: int = 1, owner: str = OWNER, **options) -> Fil
     return store.files.create(owner, "batch", "x", pieces, NOW_S, **options)
 
 
-def require_gone(store: JobStore, file: File, owner: str = OWNER, now_s: float = NOW_S) -> None:
+def require_gone(store: JobStore, file: File, now_s: float = NOW_S) -> None:
     for call in (store.files.get, store.files.content, store.files.delete):
         with pytest.raises(NotFoundError):
-            call(owner, file.id, now_s)
+            call(OWNER, file.id, now_s)
 
 
 @pytest.mark.parametrize("size", [0, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
@@ -43,25 +43,6 @@ def test_a_file_comes_back_as_it_was_sent_whatever_its_pieces(store: JobStore, s
     read = list(store.files.content(OWNER, file.id, NOW_S))
     assert b"".join(read) == data
     assert all(len(piece) <= CHUNK_BYTES for piece in read)
-
-
-def test_an_owner_lists_the_own_files_in_pages_of_both_orders(store: JobStore) -> None:
-    made = [upload(store).id for _ in range(5)]
-    theirs = store.files.create("other", "user_data", "x", [b"x"], NOW_S)
-    orders: dict[Order, list[str]] = {"asc": made, "desc": made[::-1]}
-    for order, expected in orders.items():
-        found: list[str] = []
-        after, more = None, True
-        while more:
-            page = store.files.list(OWNER, NOW_S, after=after, limit=2, order=order)
-            found += [file.id for file in page.data]
-            after, more = found[-1], page.has_more
-        assert found == expected
-    assert store.files.list("other", NOW_S, purpose="user_data").data == (theirs,)
-    assert store.files.list(OWNER, NOW_S, purpose="user_data").data == ()
-    require_gone(store, theirs)
-    with pytest.raises(NotFoundError, match=theirs.id):
-        store.files.list(OWNER, NOW_S, after=theirs.id)
 
 
 def test_a_file_at_its_limit_is_taken_and_one_byte_more_leaves_nothing(store: JobStore) -> None:

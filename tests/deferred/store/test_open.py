@@ -17,7 +17,6 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from deferred.entities import RequestCounts, Result
 from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
 from deferred.store import JobStore, database, open_store
 from deferred.store.migrations import SCRIPTS, migrate
@@ -25,16 +24,9 @@ from deferred.store.schema import metadata
 from tests.deferred.jobs import (
     NOW_S,
     OWNER,
-    WORKER,
     claim,
     create,
-    finalise,
-    full_disk,
-    lines_of,
-    new_items,
-    save,
     started,
-    validating,
 )
 
 
@@ -156,29 +148,6 @@ def test_a_database_that_cannot_be_opened_is_unavailable(data_dir: Path) -> None
         open_store(data_dir)
     with pytest.raises(StoreUnavailableError):
         open_store(f"postgresql://postgres@/jobs?host={data_dir}")
-
-
-def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(
-    sqlite_store: JobStore, data_dir: Path
-) -> None:
-    batch = started(sqlite_store, 20)
-    unready = validating(sqlite_store)
-    items = claim(sqlite_store, 10)
-    with full_disk(data_dir):
-        with pytest.raises(StoreUnavailableError):
-            sqlite_store.files.create(OWNER, "batch", "x", [b"x" * 2**20] * 9, NOW_S)
-        with pytest.raises(StoreUnavailableError):
-            sqlite_store.items.add(unready.id, WORKER, new_items(5000))
-        with pytest.raises(StoreUnavailableError):
-            sqlite_store.items.save(WORKER, [Result(i.lease, True, b"x" * 2**20) for i in items])
-        assert sqlite_store.batches.get(OWNER, batch.id) == batch
-        assert len(sqlite_store.files.list(OWNER, NOW_S).data) == 2
-        assert sqlite_store.batches.get(OWNER, unready.id) == unready
-    assert save(sqlite_store, items) == 10
-    save(sqlite_store, claim(sqlite_store, 20))
-    ended = finalise(sqlite_store)
-    assert ended.counts == RequestCounts(20, completed=20)
-    assert len(lines_of(sqlite_store, OWNER, ended.output_file_id)) == 20
 
 
 def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(

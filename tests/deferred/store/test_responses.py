@@ -33,19 +33,6 @@ def ids(store: JobStore, newest: str, now_s: float = NOW_S) -> list[str]:
     return [response.id for response in found]
 
 
-def test_a_response_is_its_owners_alone(store: JobStore) -> None:
-    kept = create(store, "a")
-    assert (kept.input, kept.body, kept.lost_at) == (b"in", b"out", None)
-    for call in (
-        lambda: store.responses.get("another", "a", NOW_S),
-        lambda: store.responses.conversation("another", "a", NOW_S, most_bytes=PLENTY),
-        lambda: store.responses.delete("another", "a", NOW_S),
-    ):
-        with pytest.raises(NotFoundError, match="there is no response a"):
-            call()
-    assert store.responses.get(OWNER, "a", NOW_S) == kept
-
-
 def test_a_conversation_is_read_from_its_beginning_which_must_be_there(store: JobStore) -> None:
     first = create(store, "a")
     create(store, "c", create(store, "b", first))

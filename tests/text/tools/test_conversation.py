@@ -20,7 +20,11 @@ TOOL: dict[str, Any] = {
     "function": {
         "name": "weather",
         "description": "Of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A town."}},
+            "required": ["city"],
+        },
     },
 }
 CALL = {"name": "weather", "arguments": {"city": "Köln"}}
