@@ -136,14 +136,14 @@ def test_a_checkpoints_own_files_say_which_tokens_end_a_text(
 ) -> None:
     hub = train_hub_tokenizer()
     hub.add_special_tokens([END_OF_TURN])
-    save(hub, tmp_path, **files)
+    save(hub, tmp_path, "tokenizer.json", **files)
     found = load_tokenizer(str(tmp_path)).end_ids
     assert found == {end if isinstance(end, int) else hub.token_to_id(end) for end in ends}
 
 
 @pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config"])
 def test_a_file_that_cannot_be_read_is_named(hub: HubTokenizer, tmp_path: Path, name: str) -> None:
-    save(hub, tmp_path, **{name: [1, 2]})
+    save(hub, tmp_path, "tokenizer.json", **{name: [1, 2]})
     with pytest.raises(VocabularyError, match=f"/{name}.json cannot be read"):
         load_tokenizer(str(tmp_path))
 
