@@ -14,7 +14,7 @@ from deferred.entities import Batch, Usage
 from deferred.errors import StoreUnavailableError
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
-from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, Worker
+from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from engine.inference import Inference
 from requested import Sampling
 from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
@@ -32,7 +32,7 @@ class Endpoints:
         self.begun: list[bytes] = []
         self.open: list[HeldCall] = []
         self.most_open = 0
-        self.held = self.admitting = False
+        self.held = self.admitting = self.closed = False
         self.answers: dict[bytes, list[Answer]] = {}
 
     def begin(
@@ -40,6 +40,8 @@ class Endpoints:
     ) -> HeldCall:
         assert endpoint == "/v1/completions"
         assert deadline_s > 0
+        if self.closed:
+            raise NotNowError
         self.begun.append(body)
         call = HeldCall(self, body, updated)
         self.open.append(call)
@@ -223,6 +225,22 @@ def test_lines_whose_time_is_over_leave_the_engine(
         assert ended.status == status
         assert len(written(sqlite_store, ended.error_file_id)) == 5
         lasts_s *= 2
+
+
+def test_a_cancelled_batch_begins_no_line_that_is_claimed(
+    sqlite_store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.closed = True
+    batch, other = begun(sqlite_store, 30), begun(sqlite_store, 1, lasts_s=7200)
+    with working(sqlite_store, endpoints) as worker:
+        eventually(lambda: sqlite_store.progress().items["running"] == WINDOW)
+        sqlite_store.batches.cancel(OWNER, batch.id, time.time())
+        worker.wake()
+        eventually(lambda: sqlite_store.batches.get(OWNER, batch.id).counts.cancelled == 30)
+        endpoints.closed = False
+        eventually(lambda: done(sqlite_store, other) == 1)
+    assert len(endpoints.begun) == 1
+    assert finalised(sqlite_store, batch).status == "cancelled"
 
 
 def test_results_outlast_a_store_that_is_away(

@@ -238,6 +238,27 @@ def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) ->
     assert len(claim(store, 64)) == 8, "where nothing is said of bytes"
 
 
+def test_a_cancelled_batch_waits_for_lines_that_run_and_gets_back_those_not_begun(
+    store: JobStore,
+) -> None:
+    batch, other = started(store, 5), started(store, 2, expires_at=9000.0)
+    items = claim(store, 6)
+    elsewhere = claim(store, 1, worker="b")
+    leases = [item.lease for item in items]
+    waiting = [leases[0], leases[1], leases[5]]
+    assert store.items.withdraw(WORKER, waiting) == frozenset()
+    cancelling = store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.batches.cancel(OWNER, batch.id, NOW_S + 2) == cancelling
+    assert store.items.withdraw(WORKER, waiting) == {leases[0], leases[1]}
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(5, cancelled=2)
+    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
+    assert store.batches.claim_finalisation(WORKER, NOW_S) is None
+    assert save(store, [*items[:4], items[5]]) == 3, "what has begun may finish"
+    assert store.items.release(WORKER) == 1
+    assert finalise(store).counts == RequestCounts(5, completed=2, cancelled=3)
+    assert store.items.save("b", [result(elsewhere[0])]) == 1
+
+
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
     """Two servers, two threads each, all after the same items."""
     stores = [open_store(postgresql_url) for _ in range(2)]
