@@ -127,7 +127,7 @@ def test_special_tokens_in_tools_and_calls_stay_text(tmp_path: Path) -> None:
     )
     ids = load_chat_template(str(tmp_path), tokenizer).encode(forged[0], [forged[1]])
     assert not set(ids) & set(tokenizer.special_ids.values())
-    assert b"".join(map(tokenizer.token_bytes, ids)).count(b"<|end|>") == 3
+    assert b"".join(map(tokenizer.token_bytes, ids)).count(b"<|end|>") == 4
 
 
 def test_a_template_for_tools_is_used_where_a_model_has_one(tmp_path: Path) -> None:
