@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from client.analysis.comparison.results import Calibration, Loss, Played
 from client.analysis.comparison.summary import final
 from client.analysis.gates import FAILED
-from client.comparison import distributions
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrated, limits_of
 from client.comparison.plan import Plan, planned, schedule
@@ -33,7 +30,7 @@ from client.comparison.runs import carry_out
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
 from client.load.rows import spans
-from client.load.servers.processes import ServerError, end_as_ctrl_c
+from client.load.servers.processes import end_as_ctrl_c
 from client.load.servers.stats import note_of
 from client.load.workers import WorkerError
 from client.options.compare import CompareOptions, options_from, parser
@@ -42,9 +39,6 @@ from client.report.comparison_page import as_text, write_comparison_page
 from client.workloads.recipe import used
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 _QUIET_CORES = 0.05  # of others; more is worth a warning
 
@@ -55,20 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         options = options_from(args)
-        if not args.distributions:  # which prints a table and writes nothing
-            options.folder.mkdir(parents=True, exist_ok=True)
+        options.folder.mkdir(parents=True, exist_ok=True)
     except (SpecError, WorkloadError) as error:
         p.error(str(error))
     except OSError as error:
         p.error(f"{error.filename} cannot be created: {error.strerror}; see --out")
     end_as_ctrl_c()
-    sys.unraisablehook = _interrupt_again
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
         try:
-            if args.distributions:
-                status = _distributions(options, Path(logs))
-            else:
-                status = _compare(options, Path(logs), started)
+            status = _compare(options, Path(logs), started)
         except KeyboardInterrupt:
             say("interrupted before anything was measured")
             status = 130
@@ -208,18 +197,12 @@ def _manifest_of(options: CompareOptions) -> dict[str, Any]:
 
 
 def _plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
-    return {
-        "loads": list(plan.loads),
-        "limits": dict(plan.limits),
-        "control": plan.control,
-        "seeds": list(plan.seeds),
-        "order_seed": plan.order_seed,
-        "servers_together": plan.together,
-        "window_s": plan.window_s,
-        "windows_s": {f"{load:g}": plan.window_of(load) for load in plan.loads},
-        "drain_s": plan.drain_s,
-        "capacity": asdict(calibration),
-    }
+    names = (
+        "loads", "limits", "control", "seeds", "order_seed", "together", "window_s", "drain_s"
+    )  # fmt: skip
+    windows_s = {f"{load:g}": plan.window_of(load) for load in plan.loads}
+    known = {name: getattr(plan, name) for name in names}
+    return {**known, "windows_s": windows_s, "capacity": asdict(calibration)}
 
 
 def _described_servers(played: Sequence[Played]) -> dict[str, Any]:
@@ -238,28 +221,6 @@ def _described_servers(played: Sequence[Played]) -> dict[str, Any]:
 
 def _utc() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _distributions(options: CompareOptions, logs: Path) -> int:
-    """Compares distributions of arrivals instead of modes."""
-    try:
-        workers = options.args.workers
-        with Fleet(options.recipe, logs, options.start_s, together=True, workers=workers) as fleet:
-            found = distributions.distributions(options, fleet)
-    except ServerError as error:
-        say(f"error: {error}")
-        return 1
-    print(distributions.figures(found) if options.args.json else distributions.as_text(found))
-    return 0
-
-
-def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """A KeyboardInterrupt within a finalizer would be printed and ignored, so it is raised
-    again."""
-    if unraisable.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

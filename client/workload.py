@@ -1,4 +1,4 @@
-"""``python -m client.workload make|show|describe``: workload files made, read and measured.
+"""``python -m client.workload make|describe``: workload files made, read and measured.
 
 A thin command line: shapes live in ``recipe``, the file in ``workload_file``, measures in
 ``burstiness``.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,11 +26,10 @@ from client.workloads.workload_file import Workload, WorkloadError, read_workloa
 
 _MADE = """
 --requests N: how many (100; of a trace: all of it)
---rate NUMBER: requests a second (1; of a trace: its own)
---seed WHOLE: same seed and numpy, same file (%(default)s)
+--rate FACTOR: requests a second (1; of a trace: its own)
+--seed SEED: same seed and numpy, same file (%(default)s)
 --target TEXT: server whose tokens prompts are counted in (the embedded vocabulary's)
 """
-_SHOWN = "--first WHOLE: requests to print (%(default)s)"
 _DESCRIBED = """
 --plot PATH: write a picture there (PNG)
 --json: print the figures as JSON
@@ -40,16 +38,13 @@ _DESCRIBED = """
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="python -m client.workload", description="Makes, shows and measures workload files."
+        prog="python -m client.workload", description="Makes and measures workload files."
     )
     commands = p.add_subparsers(dest="command", required=True)
     maker = commands.add_parser("make", help="make a workload file")
     maker.add_argument("file", type=Path)
     declare(maker, _MADE, seed=0)
     add_shape_options(maker, Recipe())
-    show = commands.add_parser("show", help="print header and first requests")
-    show.add_argument("file", type=Path)
-    declare(show, _SHOWN, first=10)
     told = commands.add_parser("describe", help="measure burstiness and sizes, and draw them")
     told.add_argument("file", type=Path)
     declare(told, _DESCRIBED)
@@ -62,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "make":
             return _make(args)
-        workload = read_workload(args.file)
-        return _show(workload, args.first) if args.command == "show" else _describe(workload, args)
+        return _describe(read_workload(args.file), args)
     except (SpecError, WorkloadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -82,19 +76,6 @@ def _make(args: argparse.Namespace) -> int:
         f"{args.file}: {len(workload.requests)} requests over {workload.duration_s:.3f} s, "
         f"sha256 {workload.sha256}" + (f" ({note})" if note else "")
     )
-    return 0
-
-
-def _show(workload: Workload, first: int) -> int:
-    print(json.dumps(dict(workload.generator), indent=1))
-    print(f"{len(workload.requests)} requests over {workload.duration_s:.3f} s")
-    for index, r in enumerate(workload.requests[:first]):
-        at = f"think {r.think_s:.3f} s" if r.at_s is None else f"{r.at_s:12.6f} s"
-        prompt = r.prompt if len(r.prompt) <= 40 else r.prompt[:37] + "..."
-        print(
-            f"{index:6d} {at} {r.service:9} prompt {r.prompt_tokens or '?':>5} output "
-            f"{r.output_tokens:>5} seed {r.seed:>10} {prompt!r}"
-        )
     return 0
 
 
@@ -128,18 +109,14 @@ def as_text(found: Burstiness) -> str:
     """What came out, for people."""
     lines = [
         f"found: {found.n} requests over {found.duration_s:.3f} s, {found.rate:.4g} requests/s",
-        f"gaps: CV {found.cv:.3f}, B {found.b:+.3f}, memory {found.memory:+.3f}, "
-        f"ties {found.ties:.2%}",
+        f"gaps: CV {found.cv:.3f}, ties {found.ties:.2%}",
     ]
     lines += [
         f"windows of {d.window_s:.4g} s ({d.windows}): IDC {d.idc:.2f}, "
         f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
         for d in found.dispersion
     ]
-    level = "too few requests to name it"
-    if found.level is not None:
-        level = f"{found.level} burstiness" if math.isfinite(found.cv_rate) else "all at once"
-    lines.append(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}: {level}")
+    lines.append(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}")
     return "\n".join(lines)
 
 

@@ -13,8 +13,7 @@ from client.workloads.burstiness import describe, idc_curve
 
 REQUESTS = 4000
 SHAPES = (
-    "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp:peak=5,share=0.1,cycle=200",
-    "ramp:start=0.2", "plan:low", "plan:medium", "plan:high",
+    "constant", "poisson", "gamma:cv=3", "plan:low", "plan:medium", "plan:high",
 )  # fmt: skip
 
 
@@ -22,7 +21,7 @@ def overview(path: Path) -> Path:
     """Arrivals per hundredth of the time for every shape, one scale, with what it measures as."""
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            len(SHAPES), 1, figsize=(9, 11), layout="constrained", sharex=True
+            len(SHAPES), 1, figsize=(9, 7.5), layout="constrained", sharex=True
         )
         for axes, shape in zip(panels, SHAPES, strict=True):
             process = parse_arrivals(shape)
@@ -43,7 +42,7 @@ def overview(path: Path) -> Path:
 
 
 def dispersion(path: Path) -> Path:
-    """IDC over windows: gaps alone cannot make slow bursts, plans and MMPP can."""
+    """IDC over windows: gaps alone cannot make slow bursts, plans can."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(9.5, 4.4), layout="constrained")
         for shape in SHAPES:

@@ -16,7 +16,7 @@ SERVER = (*LOOP, "api", "app.py", "loading.py", "serving", "telemetry", "text", 
 COMPARE = (*SERVER, "client", "compare.sh")
 PRODUCTS = ("runtime/linear", "kernels")
 MOST_MINUTES = 30
-DROPPED = ("requests.csv", "tokens.csv")  # by every recording: large, and made again at will
+DROPPED = ("requests.csv",)  # by every recording: large, and made again at will
 RAW = ("runs.jsonl.gz", "workloads")
 GPT2 = '--peers "ours, nobatch" "OpenVINO GenAI" vLLM'  # the peers that decode it fastest
 SMOLLM2 = '--model smollm2 --dtypes bfloat16 int8 file --peers "OpenVINO GenAI" llama.cpp=file'
@@ -84,10 +84,6 @@ TABLE: tuple[Recording, ...] = (
     compared("embedded-high", 5, "--arrivals plan:high"),
     compared(
         "gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16", *RAW
-    ),
-    Recording(
-        "distributions", 5, "./compare.sh --distributions",
-        "results/reference-distributions/distributions.txt", COMPARE, rare=True,
     ),
     # then: python -m client.claims --out results/reference-claims --page docs/policies.md
     run(

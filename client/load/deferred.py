@@ -5,15 +5,16 @@ A separate thread uploads and follows the job while the immediate requests are s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
 
 from client.load.http.dialects import OpenAI
 from client.load.http.target import Target
@@ -22,9 +23,9 @@ from client.workloads.workload_file import Request, Workload, seal
 
 POLL_S = 0.5
 ANSWER_S = 60.0
-SILENCE_S = 60.0  # of a server with the job, after which the job is given up
-PASSING = (408, 429)  # like 5xx: from a proxy, or a server that is busy or restarting
 ENDED = ("completed", "failed", "expired", "cancelled")
+# a minute of a proxy's refusals, or of a server that is busy or restarts, costs no job
+RETRIES = Retry(9, status_forcelist=(408, 429, 500, 502, 503, 504), backoff_factor=0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,101 +74,94 @@ def split(workload: Workload) -> tuple[Workload, list[Request]]:
     return kept, later
 
 
-def job_lines(target: Target, deferred: list[Request]) -> tuple[str, bytes]:
-    """The endpoint and the file. Asks for exactly the requested tokens if the server accepts
-    ``ignore_eos``."""
-    dialect = OpenAI({"ignore_eos": True}) if target.native else target.dialect
-    if not isinstance(dialect, OpenAI):
-        raise SpecError("--deferred-as-batch: TGI and the Responses API have no Batch API")
-    endpoint = dialect.path(stream=False)
-    lines = [
-        {
-            "custom_id": f"request-{number}",
-            "method": "POST",
-            "url": endpoint,
-            "body": dialect.body(request, stream=False),
-        }
-        for number, request in enumerate(deferred)
-    ]
-    return endpoint, "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-
 class JobRun:
-    """``start``, send a workload, ``end``."""
+    """``start``, send a workload, ``end``. SpecError for an API without batches."""
 
     def __init__(self, target: Target, deferred: list[Request]) -> None:
-        self._target = target
-        self._lines = len(deferred)
-        self._endpoint, self._content = job_lines(target, deferred)
-        deadlines = [request.deadline_s for request in deferred]
-        known = [deadline for deadline in deadlines if deadline is not None]
+        # exactly the requested tokens, if the server accepts that
+        dialect = OpenAI({"ignore_eos": True}) if target.native else target.dialect
+        if not isinstance(dialect, OpenAI):
+            raise SpecError("--deferred-as-batch: TGI has no Batch API")
+        self._target, self._endpoint = target, dialect.path(stream=False)
+        lines = (
+            {
+                "custom_id": f"request-{number}",
+                "method": "POST",
+                "url": self._endpoint,
+                "body": dialect.body(request, stream=False),
+            }
+            for number, request in enumerate(deferred)
+        )
+        self._content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        deadlines = [math.inf if r.deadline_s is None else r.deadline_s for r in deferred]
         # the last of several deadlines, since a job has one window
-        self._window = f"{math.ceil(max(known))}s" if len(known) == len(deadlines) else "24h"
-        self._leaving = threading.Event()
+        window = "24h" if math.inf in deadlines else f"{math.ceil(max(deadlines))}s"
+        self._job = Job("not created", len(deferred), 0, 0, 0, 0.0, window)
+        self._leaving = False
         self._thread = threading.Thread(target=self._run, name="job", daemon=True)
-        self._job = Job("not created", self._lines, 0, 0, 0, 0.0, self._window)
 
     def start(self) -> None:
         self._thread.start()
 
     def end(self, *, cancel: bool = False) -> Job:
         """Waits for the job's end; ``cancel`` ends it."""
-        if cancel:
-            self._leaving.set()
+        self._leaving = cancel
         self._thread.join()
         return self._job
 
     def _run(self) -> None:
         began_s = time.monotonic()
         try:
-            file = self._ask("POST", "/files", files={"file": self._content},
-                             data={"purpose": "batch"})  # fmt: skip
-            body = {
-                "input_file_id": file["id"],
-                "endpoint": self._endpoint,
-                "completion_window": self._window,
-            }
-            batch = self._ask("POST", "/batches", json=body)
-            began_s = heard_s = time.monotonic()
-            path, cancelled = f"/batches/{batch['id']}", False
-            while batch["status"] not in ENDED:
-                if self._leaving.is_set():
+            with requests.Session() as session:
+                for scheme in ("http://", "https://"):
+                    session.mount(scheme, HTTPAdapter(max_retries=RETRIES))
+                file = self._ask(
+                    session, "POST", "/files", files={"file": self._content},
+                    data={"purpose": "batch"},
+                )  # fmt: skip
+                body = {
+                    "input_file_id": file["id"],
+                    "endpoint": self._endpoint,
+                    "completion_window": self._job.window,
+                }
+                batch = self._ask(session, "POST", "/batches", json=body)
+                began_s, path = time.monotonic(), f"/batches/{batch['id']}"
+                while batch["status"] not in ENDED:
                     time.sleep(POLL_S)
-                else:
-                    self._leaving.wait(POLL_S)
-                try:
-                    if self._leaving.is_set() and not cancelled:
-                        with contextlib.suppress(ValueError):  # refused: it has just ended
-                            self._ask("POST", f"{path}/cancel")
-                        cancelled = True
-                    batch = self._ask("GET", path)
-                    heard_s = time.monotonic()
-                except requests.RequestException:
-                    if time.monotonic() - heard_s > SILENCE_S:
-                        raise
+                    if self._leaving and batch["status"] != "cancelling":
+                        # whatever the answer is: the job may have just ended
+                        self._send(session, "POST", f"{path}/cancel")
+                    batch = self._ask(session, "GET", path)
+                    self._take(batch, began_s)
                 self._take(batch, began_s)
         except (requests.RequestException, ValueError, LookupError, TypeError) as error:
-            self._take({"status": "lost"}, began_s, f"{type(error).__name__}: {error}")
+            self._take({"status": "lost"}, began_s)
+            self._job = replace(self._job, error=f"{type(error).__name__}: {error}")
 
-    def _take(self, batch: dict[str, Any], began_s: float, error: str | None = None) -> None:
-        counts, usage = batch.get("request_counts") or {}, batch.get("usage") or {}
-        faults = (batch.get("errors") or {}).get("data") or []
-        self._job = Job(
-            batch["status"],
-            self._lines,
-            counts.get("completed", self._job.completed),
-            counts.get("failed", self._job.failed),
-            usage.get("output_tokens", self._job.output_tokens),
-            time.monotonic() - began_s,
-            self._window,
-            error or (faults[0].get("message") if faults else None),
+    def _take(self, batch: dict[str, Any], began_s: float) -> None:
+        job, counts, usage = self._job, batch.get("request_counts") or {}, batch.get("usage") or {}
+        faults = (batch.get("errors") or {}).get("data") or [{}]
+        self._job = replace(
+            job,
+            status=batch["status"],
+            completed=counts.get("completed", job.completed),
+            failed=counts.get("failed", job.failed),
+            output_tokens=usage.get("output_tokens", job.output_tokens),
+            completed_s=time.monotonic() - began_s,
+            error=faults[0].get("message"),
         )
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        answer = self._target.ask(method, f"/v1{path}", timeout=ANSWER_S, **options)
+    def _send(
+        self, session: requests.Session, method: str, path: str, **options: Any
+    ) -> requests.Response:
+        url, headers = f"{self._target.url}/v1{path}", self._target.headers
+        return session.request(method, url, headers=headers, timeout=ANSWER_S, **options)
+
+    def _ask(
+        self, session: requests.Session, method: str, path: str, **options: Any
+    ) -> dict[str, Any]:
+        answer = self._send(session, method, path, **options)
         if answer.status_code >= 400:
-            passing = answer.status_code >= 500 or answer.status_code in PASSING
-            kind = requests.HTTPError if passing else ValueError
-            raise kind(f"HTTP {answer.status_code}: {answer.text[:300]}")
+            raise ValueError(f"HTTP {answer.status_code}: {answer.text[:300]}")
         data: dict[str, Any] = answer.json()
         return data

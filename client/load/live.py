@@ -1,44 +1,33 @@
-"""The live view in the terminal, of the progress that `play` exposes."""
+"""The live view in the terminal, of the progress that a run exposes."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-import numpy as np
 from tqdm import tqdm
 
 from client.load.http.exchange import Progress
-from client.load.play import Watcher
+from client.load.workers import Watcher
 
 
 @contextlib.contextmanager
 def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watcher]:
-    """A bar with in flight, failed, tokens a second and the tail of TTFT; none without terminal."""
+    """A bar with in flight, failed and tokens a second; none without a terminal."""
     with tqdm(
         total=planned, desc=title, unit="req", leave=leave, file=sys.stderr, mininterval=0.25,
         dynamic_ncols=True, disable=None,
     ) as bar:  # fmt: skip
-        seen = [0, 0.0]
+        begun = time.monotonic()
 
         def watch(progress: Progress) -> None:
-            bar.update(progress.done - seen[0])
-            seen[0] = progress.done
-            if progress.elapsed_s - seen[1] < 0.25 and progress.done < progress.planned:
-                return
-            seen[1] = progress.elapsed_s
-            parts = [f"in flight {progress.in_flight}"]
-            if progress.failed:
-                parts.append(f"failed {progress.failed}")
-            if progress.elapsed_s:
-                parts.append(f"{progress.tokens / progress.elapsed_s:.0f} tok/s")
-            if progress.ttfts:
-                # The whole list would cost the client time in a long run; the recent tail suffices.
-                recent = np.quantile(progress.ttfts[-500:], 0.99)
-                parts.append(f"p99 TTFT {recent:.2f} s")
-            bar.set_postfix_str(", ".join(parts))
+            bar.update(progress.done - bar.n)
+            rate = progress.tokens / (time.monotonic() - begun)
+            failed = f", failed {progress.failed}" if progress.failed else ""
+            bar.set_postfix_str(f"in flight {progress.in_flight}{failed}, {rate:.0f} tok/s")
 
         yield watch
 

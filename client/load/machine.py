@@ -1,5 +1,4 @@
-"""The machine that measured a figure: hardware, versions, commit, cores and their use, and the
-priority of the client."""
+"""The machine that measured a figure: hardware, versions, commit, cores and their use."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -99,23 +97,6 @@ def siblings(core: int) -> set[int]:
         low, _, high = part.strip().partition("-")
         found |= set(range(int(low), int(high or low) + 1))
     return found | {core}
-
-
-@contextlib.contextmanager
-def first_in_line() -> Iterator[None]:
-    """A higher priority for the sending thread, if the system allows it, since a client that waits
-    for a core measures itself."""
-    thread = threading.get_native_id()
-    before = os.getpriority(os.PRIO_PROCESS, thread)
-    try:
-        os.setpriority(os.PRIO_PROCESS, thread, before - 10)
-    except PermissionError:  # requires root or CAP_SYS_NICE
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
 def adopt_orphans() -> None:

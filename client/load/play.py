@@ -7,13 +7,9 @@ Computes no metric: it returns records.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +18,6 @@ import aiohttp
 from client.load.http.dialects import AnswerError
 from client.load.http.exchange import Context, Exchange, Progress
 from client.load.http.target import Target
-from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Workload
 
@@ -32,17 +27,15 @@ _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast st
 SILENCE_S = 600.0
 
 
-Watcher = Callable[[Progress], None]
-
-
 def play(
     workload: Workload,
     target: Target,
     *,
     drain_s: float | None = None,
     silence_s: float = SILENCE_S,
-    watch: Watcher | None = None,
     begin: Callable[[], float] = time.monotonic,
+    stopped: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
     name: str = "run",
     part: tuple[int, int] = (0, 1),
 ) -> Run:
@@ -52,57 +45,19 @@ def play(
 
     None waits for every response; a connection without a byte for ``silence_s`` has failed.
     ``begin`` returns, once all is prepared, the time on the machine's clock at which the run
-    begins. The X-Request-Id of a request is ``name`` and its index, as in `Run.name`.
-    KeyboardInterrupt ends the run early and keeps what was measured."""
+    begins. The X-Request-Id of a request is ``name`` and its index, as in `Run.name`. The run ends
+    early, and keeps what was measured, once it is ``stopped``."""
     number, of = part
-    with _no_collector_pauses(), first_in_line():
-        bodies = {
-            index: json.dumps(target.dialect.body(request, stream=target.stream)).encode()
-            for index, request in enumerate(workload.requests)
-            if index % of == number
-        }
-        context = Context(target, bodies, name, Progress(len(bodies), ttfts=[]))
-        users = workload.users
-        if users is not None:
-            users = users // of + (number < users % of)
-        player = _Player(workload, context, users, drain_s, silence_s, watch)
-        return asyncio.run(player.run(begin))
-
-
-@contextlib.contextmanager
-def _no_collector_pauses() -> Iterator[None]:
-    """Switches off the collector, which would stop the client for tens of milliseconds; a run makes
-    no garbage cycles."""
-    _collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
-def _collect() -> None:
-    """Collect everything. An interrupt in the middle is raised at the end.
-
-    Within a finalizer a KeyboardInterrupt would be printed and ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        gc.collect()
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    bodies = {
+        index: json.dumps(target.dialect.body(request, stream=target.stream)).encode()
+        for index, request in enumerate(workload.requests)
+        if index % of == number
     }
-    try:
-        gc.collect()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for one in came:
-        signal.raise_signal(one)
+    context = Context(target, bodies, name, progress or Progress())
+    users = workload.users
+    if users is not None:
+        users = users // of + (number < users % of)
+    return asyncio.run(_Player(workload, context, users, drain_s, silence_s, stopped).run(begin))
 
 
 @dataclass(slots=True)
@@ -112,7 +67,7 @@ class _Player:
     users: int | None
     drain_s: float | None
     silence_s: float
-    watch: Watcher | None
+    stopped: Callable[[], bool]
     samples: list[tuple[float, int]] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     interrupted: str | None = None
@@ -139,7 +94,7 @@ class _Player:
         ) as session:
             start = self.context.start = begin()
             await asyncio.sleep(start - time.monotonic())
-            sampler = asyncio.create_task(self._sample())
+            sampler = asyncio.create_task(self._sample(asyncio.current_task()))
             try:
                 if self.users is None:
                     await self._open_loop(session)
@@ -227,18 +182,18 @@ class _Player:
             failure = str(error)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             failure = f"not a response of this API: {type(error).__name__}: {error}"
-        self.outcomes[index] = exchange.outcome(failure, unfinished)
+        self.outcomes[index] = exchange.ended(failure, unfinished)
         self.context.progress.done += 1
         self.context.progress.failed += failure is not None and not unfinished
         if unfinished:  # a user of a closed loop would continue with the next request
             raise asyncio.CancelledError
 
-    async def _sample(self) -> None:
+    async def _sample(self, sending: asyncio.Task[Any] | None) -> None:
         while True:
-            self.context.progress.elapsed_s = self.context.now()
-            self.samples.append((self.context.progress.elapsed_s, self.context.progress.in_flight))
-            if self.watch is not None:
-                self.watch(self.context.progress)
+            self.samples.append((self.context.now(), self.context.progress.in_flight))
+            if sending is not None and self.stopped():
+                sending.cancel()
+                return
             await asyncio.sleep(_SAMPLE_S)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from client.workloads.workload_file import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """One request as the client saw it; all times in seconds from the start of the run.
 
@@ -30,15 +30,15 @@ class Outcome:
     requested_tokens: int
     intended_s: float | None
     sent_s: float
-    first_s: float | None
-    end_s: float | None
-    left_s: float
-    deliveries: tuple[tuple[float, int], ...]
-    prompt_tokens: int | None
-    output_tokens: int | None
-    queue_s: float | None
-    first_from: str
-    failure: str | None
+    first_s: float | None = None
+    end_s: float | None = None
+    left_s: float = 0.0
+    deliveries: tuple[tuple[float, int], ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    queue_s: float | None = None
+    first_from: str = "stream"
+    failure: str | None = None
     unfinished: bool = False
     unplaced: int = 0
 
@@ -58,7 +58,6 @@ class Run:
 
     ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` states the
     basis of token counts. ``interrupted`` says why the run ended early; what was measured is kept.
-    ``not_begun`` says why nothing was sent at all. ``began_unix_s`` is the start by the wall clock.
     ``name``: each request was sent with the X-Request-Id NAME/INDEX.
     """
 
@@ -91,35 +90,21 @@ class Run:
         return max((o.end_s for o in self.outcomes if o.end_s is not None), default=self.wall_s)
 
 
-REQUEST_COLUMNS = (
-    "run", "request", "class", "requested_tokens", "prompt_tokens", "output_tokens", "intended_s",
-    "sent_s", "first_token_s", "end_s", "server_queue_s", "first_token_from", "failure",
-)  # fmt: skip
+# of requests.csv, and the fields that they are
+_COLUMNS = {
+    "request": "index", "class": "service", "requested_tokens": "requested_tokens",
+    "prompt_tokens": "prompt_tokens", "output_tokens": "output_tokens",
+    "intended_s": "intended_s", "sent_s": "sent_s", "first_token_s": "first_s", "end_s": "end_s",
+    "server_queue_s": "queue_s", "first_token_from": "first_from", "failure": "failure",
+}  # fmt: skip
 
 
 def write_requests(rows: Iterable[tuple[str, Outcome]], path: Path) -> None:
     """A line a request; the run's name in the first column."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(REQUEST_COLUMNS)
-        for run, o in rows:
-            writer.writerow(
-                (
-                    run, o.index, o.service, o.requested_tokens, o.prompt_tokens, o.output_tokens,
-                    _seconds(o.intended_s), _seconds(o.sent_s), _seconds(o.first_s),
-                    _seconds(o.end_s), _seconds(o.queue_s), o.first_from, o.failure or "",
-                )
-            )  # fmt: skip
-
-
-def write_deliveries(rows: Iterable[tuple[str, Outcome]], path: Path) -> None:
-    """A line for each event that carried tokens."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("run", "request", "at_s", "tokens"))
-        for run, o in rows:
-            writer.writerows((run, o.index, _seconds(at), tokens) for at, tokens in o.deliveries)
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
+        writer.writerow(("run", *_COLUMNS))
+        for run, outcome in rows:
+            values = (getattr(outcome, name) for name in _COLUMNS.values())
+            told = (f"{value:.6f}" if isinstance(value, float) else value for value in values)
+            writer.writerow((run, *told))

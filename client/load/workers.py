@@ -2,7 +2,8 @@
 
 One is enough for most servers; several share the requests of a run among them and begin at the same
 instant of the machine's clock. They are forked, which takes milliseconds where imports would take
-half a second, live as long as their crew, and receive their work over a pipe each.
+half a second, and live as long as their crew, since the first run of a process is its slowest. They
+receive their work over a pipe each, and write their progress into memory that the crew shares.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from ctypes import memset, sizeof
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -25,11 +27,12 @@ from typing import Any, Self
 
 from client.load.http.exchange import Progress
 from client.load.http.target import Target
-from client.load.play import SILENCE_S, Watcher, play
+from client.load.play import SILENCE_S, play
 from client.load.records import Run
 from client.workloads.workload_file import Workload
 
-_TOLD_S = 0.25  # between two messages of a process about its progress
+Watcher = Callable[[Progress], None]
+_WATCHED_S = 0.25  # between two looks at the progress
 _HEAD_START_S = 0.02
 _FORKING = multiprocessing.get_context("fork")
 
@@ -43,37 +46,25 @@ class _Worker:
     process: ForkProcess
     channel: Connection
 
-    def tell(self, message: Any) -> None:
-        with self._alive():
-            self.channel.send(message)
-
     def hear(self) -> Any:
-        with self._alive():
-            return self.channel.recv()
-
-    @contextlib.contextmanager
-    def _alive(self) -> Iterator[None]:
         try:
-            yield
+            return self.channel.recv()
         except (EOFError, OSError):
             self.process.join()
             status = self.process.exitcode
             raise WorkerError(f"a process of the client ended with status {status}") from None
-
-    def interrupt(self) -> None:
-        if self.process.pid is not None:
-            os.kill(self.process.pid, signal.SIGINT)
 
 
 class Crew:
     """``workers`` processes while the block lasts, on ``cores`` if they have their own."""
 
     def __init__(self, workers: int = 1, cores: Collection[int] | None = None) -> None:
-        self._size, self._cores = workers, cores
-        self._workers: list[_Worker] = []
+        self._cores, self._workers = cores, list[_Worker]()
+        self._progress = _FORKING.RawArray(Progress, workers)
+        self._stopped = _FORKING.RawValue("b")
 
     def __enter__(self) -> Self:
-        self._workers = [_begin(self._cores) for _ in range(self._size)]
+        self._workers = [self._forked(progress) for progress in self._progress]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,6 +73,19 @@ class Crew:
             worker.process.kill()
             worker.process.join()
         self._workers = []
+
+    def _forked(self, progress: Progress) -> _Worker:
+        ours, its = _FORKING.Pipe()
+        process = _FORKING.Process(
+            target=_serve, args=(its, self._cores, progress, self._stopped), name="client",
+            daemon=True,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            # Python 3.12 warns if there are threads; the process waits for none of their locks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        its.close()
+        return _Worker(process, ours)
 
     def play(
         self,
@@ -93,163 +97,101 @@ class Crew:
         watch: Watcher | None = None,
         name: str | None = None,
     ) -> Run:
-        """Like `play`; without a ``name`` the run gets a random one. Raises WorkerError."""
-        name = secrets.token_hex(4) if name is None else name
+        """Like `play`; without a ``name`` the run gets a random one. An interrupt of this process
+        ends the run and keeps its records. Raises WorkerError."""
         most = len(workload.requests) if workload.users is None else workload.users
         if workload.chained:  # a process sees the end of its own requests only
             most = 1
-        busy = self._workers[: max(1, min(self._size, most))]
-        for number, worker in enumerate(busy):
-            part = number, len(busy)
-            worker.tell(
-                partial(
-                    play, workload, target, drain_s=drain_s, silence_s=silence_s, name=name,
-                    part=part,
-                )
-            )  # fmt: skip
-        with _interrupting(busy):
-            return _merged(workload, _heard(busy, watch, len(workload.requests)))
-
-
-def _begin(cores: Collection[int] | None) -> _Worker:
-    ours, its = _FORKING.Pipe()
-    process = _FORKING.Process(target=_serve, args=(its, cores), name="client", daemon=True)
-    with warnings.catch_warnings():
-        # Python 3.12 warns if there are threads; the process waits for none of their locks
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    its.close()
-    return _Worker(process, ours)
-
-
-@contextlib.contextmanager
-def _interrupting(busy: Sequence[_Worker]) -> Iterator[None]:
-    """An interrupt of this process ends the run in the sending processes and keeps their
-    records."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    passed: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        if not passed:  # a second one would cost the records
+        busy = self._workers[: max(1, min(len(self._workers), most))]
+        task = partial(
+            play, workload, target, drain_s=drain_s, silence_s=silence_s,
+            name=name or secrets.token_hex(4),
+        )  # fmt: skip
+        memset(self._progress, 0, sizeof(self._progress))
+        self._stopped.value = 0
+        with _flagged(self._stopped):
+            self._tell(busy, [partial(task, part=(n, len(busy))) for n in range(len(busy))])
             for worker in busy:
-                worker.interrupt()
-        passed.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.getsignal(n) for n in numbers}
-    theirs = {n for n, handler in before.items() if handler is signal.default_int_handler}
-    for number in theirs:
-        signal.signal(number, pass_on)
-    try:
-        yield
-    finally:
-        for number in theirs:
-            signal.signal(number, before[number])
-
-
-def _heard(busy: Sequence[_Worker], watch: Watcher | None, planned: int) -> list[Run]:
-    """Lets all begin once each is ready, and receives messages until each has sent its part."""
-    parts: dict[int, Run] = {}
-    reported = [Progress(0) for _ in busy]
-    ready = 0
-    numbers = {worker.channel: number for number, worker in enumerate(busy)}
-    while len(parts) < len(busy):
-        for channel in wait([w.channel for n, w in enumerate(busy) if n not in parts]):
-            number = numbers[channel]  # type: ignore[index]
-            message = busy[number].hear()
-            if isinstance(message, Run):
-                parts[number] = message
-            elif isinstance(message, Progress):
-                reported[number] = message
+                worker.hear()  # it is ready
+            self._tell(busy, [time.monotonic() + _HEAD_START_S] * len(busy))
+            parts: dict[int, Run] = {}
+            numbers: dict[Any, int] = {w.channel: n for n, w in enumerate(busy)}
+            while len(parts) < len(busy):
+                left = [w.channel for n, w in enumerate(busy) if n not in parts]
+                for number in map(numbers.__getitem__, wait(left, _WATCHED_S)):
+                    parts[number] = busy[number].hear()
                 if watch is not None:
-                    watch(_together(reported, planned))
-            else:
-                ready += 1
-                if ready == len(busy):
-                    start = time.monotonic() + _HEAD_START_S
-                    for worker in busy:
-                        worker.tell(start)
-    return [parts[number] for number in sorted(parts)]
+                    watch(Progress.together(self._progress))
+        return _merged(workload, [parts[n] for n in sorted(parts)])
+
+    def _tell(self, busy: Sequence[_Worker], messages: Sequence[Any]) -> None:
+        for worker, message in zip(busy, messages, strict=True):
+            with contextlib.suppress(OSError):  # it has ended, which is heard next
+                worker.channel.send(message)
 
 
-def _together(reported: Sequence[Progress], planned: int) -> Progress:
-    return Progress(
-        planned,
-        sent=sum(p.sent for p in reported),
-        done=sum(p.done for p in reported),
-        failed=sum(p.failed for p in reported),
-        tokens=sum(p.tokens for p in reported),
-        elapsed_s=max(p.elapsed_s for p in reported),
-        ttfts=[ttft for p in reported for ttft in p.ttfts or ()],
-    )
-
-
-def _merged(workload: Workload, parts: Sequence[Run]) -> Run:
-    """One run of the parts."""
-    outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.index)
-    return replace(
-        parts[0],
-        workload=workload,
-        outcomes=tuple(outcomes),
-        in_flight=_summed([part.in_flight for part in parts]),
-        wall_s=max(part.wall_s for part in parts),
-        interrupted=next((part.interrupted for part in parts if part.interrupted), None),
-    )
-
-
-def _summed(
-    samples: Sequence[Sequence[tuple[float, int]]],
-) -> tuple[tuple[float, int], ...]:
-    """The sum of the parts' requests in flight, at every sample of any of them."""
-    if len(samples) == 1:
-        return tuple(samples[0])
-    changes = sorted((at_s, part, n) for part, own in enumerate(samples) for at_s, n in own)
-    last = [0] * len(samples)
-    found = []
-    for at_s, part, n in changes:
-        last[part] = n
-        found.append((at_s, sum(last)))
-    return tuple(found)
-
-
-def _serve(channel: Connection, cores: Collection[int] | None) -> None:
-    """In the process: sends the parts that it receives until its crew is gone."""
-    os.setsid()  # a Ctrl-C reaches it through its crew, and once
+def _serve(
+    channel: Connection, cores: Collection[int] | None, progress: Progress, stopped: Any
+) -> None:
+    """In the process, which hears of interrupts from its crew only. A client that waits for a core
+    measures itself, so it comes first where the system allows that; and the collector, which would
+    stop it for tens of milliseconds, is off, since a run makes no garbage cycles."""
+    os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     if cores is not None:
         os.sched_setaffinity(0, cores)
+    with contextlib.suppress(PermissionError):  # requires root or CAP_SYS_NICE
+        os.nice(-10)
     gc.freeze()  # objects of the crew are not garbage of this process
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            run = _play(channel, channel.recv())
-            # the crew has the workload
-            channel.send(replace(run, workload=replace(run.workload, requests=())))
-
-
-def _play(channel: Connection, task: partial[Run]) -> Run:
-    told_s = 0.0
-
-    def tell(progress: Progress) -> None:
-        nonlocal told_s
-        if progress.elapsed_s - told_s >= _TOLD_S or progress.done == progress.planned:
-            told_s = progress.elapsed_s
-            channel.send(replace(progress, ttfts=(progress.ttfts or [])[-500:]))
+    gc.disable()
 
     def begin() -> float:
         channel.send("ready")
         start: float = channel.recv()
         return start
 
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            task: Callable[..., Run] = channel.recv()
+            gc.collect()
+            run = task(begin=begin, progress=progress, stopped=lambda: bool(stopped.value))
+            # the crew has the workload
+            channel.send(replace(run, workload=replace(run.workload, requests=())))
+
+
+@contextlib.contextmanager
+def _flagged(stopped: object) -> Iterator[None]:
+    """Interrupts set the flag, however many come: an exception would cost the records."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.getsignal(n) for n in numbers}
+    ours = [n for n, handler in before.items() if handler is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, lambda *_: setattr(stopped, "value", 1))
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return task(watch=tell, begin=begin)
-    except KeyboardInterrupt:  # before it had begun
-        workload, target = task.args
-        never = Run.never_begun(target.name, workload, "interrupted")
-        return replace(never, interrupted="interrupted from the keyboard", not_begun=None)
+        yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in ours:
+            signal.signal(number, before[number])
+
+
+def _merged(workload: Workload, parts: Sequence[Run]) -> Run:
+    """One run of the parts."""
+    outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.index)
+    # their requests in flight, at every sample of any of them
+    samples = sorted((at, n, k) for k, part in enumerate(parts) for at, n in part.in_flight)
+    last, in_flight = [0] * len(parts), []
+    for at_s, count, k in samples:
+        last[k] = count
+        in_flight.append((at_s, sum(last)))
+    return replace(
+        parts[0],
+        workload=workload,
+        outcomes=tuple(outcomes),
+        in_flight=tuple(in_flight),
+        wall_s=max(part.wall_s for part in parts),
+        interrupted=next((part.interrupted for part in parts if part.interrupted), None),
+    )

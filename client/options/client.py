@@ -18,20 +18,20 @@ RANGE_TOKENS = (1, 25, 100)
 
 _SIMPLE = f"""
 --prompt TEXT: send this one prompt and print the completion
---numtokens WHOLE: tokens to generate for --prompt (10)
+--numtokens N: tokens to generate for --prompt (10)
 --numsamples N: number of requests (100; of a trace: all)
 --duration SECONDS: send for so long, instead of --numsamples
 --wait SECONDS: mean seconds between two requests (1.0; of a trace: its own)
 --selection {"|".join(SELECTIONS)}: output lengths: normal (as above), range (values of
     --numtokens_range), buckets (5, 10, ... 145)
---numtokens_range WHOLE...: values to draw lengths from ({" ".join(map(str, RANGE_TOKENS))})
+--numtokens_range N...: values to draw lengths from ({" ".join(map(str, RANGE_TOKENS))})
 """
 _LOAD = f"""
 --workload PATH: send this workload file (python -m client.workload make)
---rate NUMBER: requests a second, instead of --wait
---seed WHOLE: seed of the workload (0); with --prompt: of the server's sampling (random)
+--rate FACTOR: requests a second, instead of --wait
+--seed SEED: seed of the workload (0); with --prompt: of the server's sampling (random)
 --target TEXT: server, instead of IP and PORT: http://host:port, openai+http://...?model=m,
-    openai-chat+http://..., openai-responses+http://..., tgi+http://...
+    openai-chat+http://..., tgi+http://...
 --warmup DELAY: leave so many seconds at the start out of all figures (found by MSER-5 for steady
     loads)
 --no-stream: request whole responses

@@ -40,8 +40,6 @@ _DECLARED = f"""
     largest (default auto)
 --original: the experiment of the project that this one follows: 100 requests to each mode, about
     one a second, output lengths normal between 1 and 200; takes about six minutes
---distributions: instead of modes, compare FlexiRequest's five distributions of arrivals on one
-    server (the last system: dynamic), below and beyond its limit; prints a table
 --shared-prefixes: prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says
     otherwise), and prefix caching in mode dynamic, which is otherwise off
 --seeds N: workloads per load, of a trace other parts for each, so that intervals contain more than
@@ -74,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
         help="also send the load to a running server: name=openai+http://host:port?model=m, "
-        "openai-chat+http, openai-responses+http, tgi+http, or http for this project's API; "
+        "openai-chat+http, tgi+http, or http for this project's API; "
         "repeatable",
     )  # fmt: skip
     add_common_options(p, calibrate_s=6.0)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from client.workloads.prompts import lengths_are_chosen
 from client.workloads.recipe import Recipe, has_rate
 from client.workloads.spec import SpecError
-
-DEFAULTS = Recipe()
 
 
 def _number(of: type[float], allowed: str, allows: Callable[[float], bool]) -> Callable[[str], Any]:
@@ -36,9 +34,8 @@ def _number(of: type[float], allowed: str, allows: Callable[[float], bool]) -> C
 KINDS: dict[str, Callable[[str], Any]] = {
     "TEXT": str,
     "PATH": Path,
-    "NUMBER": float,
-    "WHOLE": int,
     "N": _number(int, "at least 1", lambda n: n >= 1),
+    "SEED": _number(int, "at least 0", lambda n: n >= 0),
     "PROCESSES": _number(int, "1 to 64", lambda n: 1 <= n <= 64),
     "SHARE": _number(float, "in (0, 1]", lambda share: 0 < share <= 1),
     "FACTOR": _number(float, "> 0", lambda value: 0 < value < math.inf),
@@ -88,7 +85,7 @@ def declare(parser: argparse.ArgumentParser, text: str, title: str = "", **defau
 _COMMON = """
 --model TEXT: of the servers that are started, as for server.sh (embedded)
 --calibrate-s SECONDS: seconds to measure one request at a time (%(default)s)
---seed WHOLE: first workload seed (%(default)s)
+--seed SEED: first workload seed (%(default)s)
 --slo TEXT: objectives: ttft:500ms,tpot:50ms,e2e:10s
 --slo-multiple FACTOR: instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)
 --share SHARE: share of the requests that must meet the objectives (%(default)s)
@@ -102,12 +99,12 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
 
     Those that are not given are None, so that `check` can find those without effect.
     """
-    group = parser.add_argument_group("what is sent")
+    told = ""
     for flag, field in zip(SHAPE_OPTIONS, SHAPE, strict=True):
         default = getattr(defaults, field.name)
-        kind = "TEXT" if isinstance(default, str) else "NUMBER"
-        told = f"{field.metadata['help']} ({'none' if default is None else default})"
-        group.add_argument(flag, type=KINDS[kind], metavar=kind, help=told)
+        shown = "none" if default is None else default
+        told += f"{flag} {field.metadata['kind']}: {field.metadata['help']} ({shown})\n"
+    declare(parser, told, "what is sent")
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, calibrate_s: float) -> None:
@@ -136,112 +133,58 @@ def completed(recipe: Recipe) -> Recipe:
     return replace(recipe, requests=recipe.requests or 100, rate=recipe.rate or 1.0)
 
 
-def given(*names: str) -> Callable[[Options], bool]:
-    return lambda args: any(option(args, name) is not None for name in names)
+# an option that is given, and those that have no effect then
+_WITH: dict[str, tuple[str, ...]] = {
+    "--self-test": (
+        "--prompt", "--numtokens", "--workload", "--seed", "--target", "--timeout-s", *_SAMPLES,
+        *_RUN,
+    ),
+    "--prompt": ("--workload", "--workers", "--keep-alive", *_SAMPLES, *_RUN),
+    "--workload": ("--seed", *_SAMPLES),
+    "--wait": ("--rate",),
+    "--duration": ("--numsamples",),
+    "--selection": ("--output-tokens",),
+    "--numtokens_range": ("--output-tokens",),
+    "--slo": ("--slo-multiple",),
+    "--original": ("--loads", "--numsamples", "--budget-s", "--output-tokens", "--arrivals"),
+    "--numsamples": ("--budget-s",),
+    "--watch": ("--out",),
+}  # fmt: skip
 
 
-def _arrivals(args: Options) -> str:
-    return option(args, "--arrivals") or DEFAULTS.arrivals
-
-
-def _from_trace(args: Options) -> bool:
-    return _arrivals(args).startswith("trace:")
-
-
-def _starts_no_server(args: Options) -> bool:
-    modes = option(args, "--mode"), option(args, "--modes")
-    if hasattr(args, "modes") and modes[1] is None:
-        return False
-    return bool(option(args, "--target")) and not any(mode and mode.strip(",") for mode in modes)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The options that have no effect under a condition. ``why`` may name options in braces."""
-
-    condition: Callable[[Options], bool]
-    options: tuple[str, ...]
-    why: str
-
-
-RULES = (
-    Rule(
-        given("--self-test"),
-        ("--prompt", "--numtokens", "--workload", "--seed", "--target", "--timeout-s", *_SAMPLES,
-         *_RUN),
-        "with --self-test",
-    ),
-    Rule(
-        given("--prompt"),
-        ("--workload", "--workers", "--keep-alive", *_SAMPLES, *_RUN),
-        "with --prompt, which sends one",
-    ),
-    Rule(
-        lambda args: not given("--prompt")(args),
-        ("--numtokens",),
-        "without --prompt; samples of N tokens each are --numtokens_range N",
-    ),
-    Rule(
-        given("--workload"), ("--seed", *_SAMPLES), "with --workload, which has its own requests"
-    ),
-    Rule(given("--wait"), ("--rate",), "with --wait, which says the same"),
-    Rule(given("--duration"), ("--numsamples",), "with --duration, which says how long to send"),
-    Rule(
-        lambda args: not has_rate(_arrivals(args)),
-        ("--rate", "--wait", "--duration"),
-        "with --arrivals {arrivals}, which has no rate",
-    ),
-    Rule(
-        _from_trace,
-        ("--output-tokens", "--prompt-tokens", "--selection", "--numtokens_range"),
-        "with a trace, which has its own lengths",
-    ),
-    Rule(
-        given("--selection", "--numtokens_range"),
-        ("--output-tokens",),
-        "with --selection or --numtokens_range",
-    ),
-    Rule(
-        lambda args: option(args, "--selection") in ("normal", "buckets"),
-        ("--numtokens_range",),
-        "with --selection {selection}",
-    ),
-    Rule(
-        lambda args: not lengths_are_chosen(option(args, "--prompts") or DEFAULTS.prompts),
-        ("--prompt-tokens",),
-        "with --prompts {prompts}, which have their own lengths",
-    ),
-    Rule(
-        lambda args: not option(args, "--deferred-share"),
-        ("--deadline-s",),
-        "without --deferred-share",
-    ),
-    Rule(given("--slo"), ("--slo-multiple",), "with --slo"),
-    Rule(
-        _starts_no_server,
-        ("--model", "--servers", "--start-s", "--shared-prefixes", _SERVER_OPTIONS),
-        "on a server that already runs",
-    ),
-    Rule(
-        given("--original"),
-        ("--loads", "--numsamples", "--budget-s", "--output-tokens", "--arrivals"),
-        "with --original, which says what is sent",
-    ),
-    Rule(
-        given("--distributions"),
-        ("--loads", "--original", "--numsamples", "--arrivals", "--slo", "--slo-multiple", "--out"),
-        "with --distributions, which uses half and 1.5 times the limit and prints a table",
-    ),
-    Rule(given("--numsamples"), ("--budget-s",), "with --numsamples, which says how long runs are"),
-    Rule(given("--watch"), ("--out",), "with --watch: watched runs are not recorded"),
-)  # fmt: skip
+def _without_effect(args: Options) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Options, and why they have none."""
+    for other, names in _WITH.items():
+        if option(args, other) is not None:
+            yield names, f"with {other}"
+    arrivals = option(args, "--arrivals") or Recipe().arrivals
+    prompts = option(args, "--prompts") or Recipe().prompts
+    if option(args, "--prompt") is None:
+        yield ("--numtokens",), "without --prompt; samples of N tokens each are --numtokens_range N"
+    if not has_rate(arrivals):
+        yield ("--rate", "--wait", "--duration"), f"with --arrivals {arrivals}, which has no rate"
+    if arrivals.startswith("trace:"):
+        lengths = "--output-tokens", "--prompt-tokens", "--selection", "--numtokens_range"
+        yield lengths, "with a trace, which has its own lengths"
+    if (selection := option(args, "--selection")) in ("normal", "buckets"):
+        yield ("--numtokens_range",), f"with --selection {selection}"
+    if not lengths_are_chosen(prompts):
+        yield ("--prompt-tokens",), f"with --prompts {prompts}, which have their own lengths"
+    if option(args, "--deferred-share") is None:
+        yield ("--deadline-s",), "without --deferred-share"
+    # by default compare.sh starts modes, and no other command does
+    started = option(args, "--mode") or getattr(args, "modes", "")
+    if option(args, "--target") and started is not None and not started.strip(","):
+        yield (
+            ("--model", "--servers", "--start-s", "--shared-prefixes", _SERVER_OPTIONS),
+            "on a server that already runs",
+        )
 
 
 def check(args: Options) -> None:
     """Raises SpecError for an option without effect."""
-    for rule in RULES:
-        if rule.condition(args):
-            refuse_given(args, rule.options, rule.why)
+    for names, why in _without_effect(args):
+        refuse_given(args, names, why)
 
 
 def refuse_given(args: Options, names: tuple[str, ...], why: str) -> None:
@@ -250,7 +193,7 @@ def refuse_given(args: Options, names: tuple[str, ...], why: str) -> None:
         value = option(args, name)
         if value is not None:
             shown = f"-- {' '.join(value)}" if name == _SERVER_OPTIONS else name
-            raise SpecError(f"{shown} has no effect {why.format_map(vars(args))}")
+            raise SpecError(f"{shown} has no effect {why}")
 
 
 def require_rate(arrivals: str) -> None:

@@ -16,7 +16,7 @@ from client.analysis.metrics import Objectives, RunFigures, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RUNS, RawError, read_raw, write_raw
-from client.load.records import Run, write_deliveries, write_requests
+from client.load.records import Run, write_requests
 from client.load.servers.stats import described, note_of
 from client.report.html.page import Fold, Lead, Section, Selector, Table, seconds, write_page
 from client.report.pictures.requests import (
@@ -124,13 +124,12 @@ def run_figures(one: OneRun) -> dict[str, Any]:
 
 
 def write_run_report(folder: Path, one: OneRun) -> None:
-    """The raw data (workload.jsonl, runs.jsonl.gz and, for people, two CSV files) and the page."""
+    """The raw data (workload.jsonl, runs.jsonl.gz and, for people, requests.csv) and the page."""
     run = one.run
     folder.mkdir(parents=True, exist_ok=True)
     write_workload(run.workload, folder / "workload.jsonl")
     write_raw(folder, [(asdict(one.facts), run)])
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
-    write_deliveries(((run.target, o) for o in run.outcomes), folder / "tokens.csv")
     figures = {**run_figures(one), **one.facts.environment, "server": one.facts.server}
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_run_page(folder / "report.html", one)

@@ -1,4 +1,4 @@
-"""Recorded traces: Azure LLM inference, BurstGPT, Mooncake, ServeGen as published, or a plain CSV.
+"""Recorded traces: Azure LLM inference, BurstGPT and Mooncake as published, or a plain CSV.
 
 A malformed line is refused with the file, the line and the expected content. Independent of prompts
 (the traces contain none) and of the replay.
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from client.workloads.servegen import read_servegen
-from client.workloads.spec import SpecError, allowed, build
+from client.workloads.spec import Least0, SpecError, build
 
 _BLOCKS = 8  # of a trace that is resampled whole
+_EPOCH = datetime(2023, 1, 1)
 Blocks = tuple[int, ...]  # ids of the prompt's blocks: equal ids, equal text
-Row = tuple[float, int, int, Blocks]  # seconds, prompt tokens, output tokens
+Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
 ROW = np.dtype([("at_s", "f8"), ("prompt_tokens", "i8"), ("output_tokens", "i8"), ("line", "i8")])
 
 
@@ -31,40 +31,27 @@ ROW = np.dtype([("at_s", "f8"), ("prompt_tokens", "i8"), ("output_tokens", "i8")
 class TraceSpec:
     """Which part of which file, and what is done to its clock.
 
-    ``path`` is a file, for servegen a folder. ``window`` a/b keeps the seconds a <= t < b from the
-    trace's first request (servegen: from its hour 0, of which it is played out); ``time_scale`` 0.5
-    plays it twice as fast; ``dequantise`` spreads requests evenly at random over the tick (in
-    seconds) their time was rounded to; ``model`` keeps one model of BurstGPT; ``resample``: each
-    seed plays other parts of it, see `part`.
+    ``window`` a/b keeps the seconds a <= t < b from the trace's first request; ``dequantise``
+    spreads requests evenly at random over the tick (in seconds) their time was rounded to;
+    ``resample``: each seed plays other parts of it, see `part`.
     """
 
-    format: str
+    format: Literal["azure", "burstgpt", "mooncake", "csv"]
     path: str
-    window: str | None = None
-    limit: int | None = allowed(None, least=1)
-    time_scale: float = allowed(1.0, above=0)
-    dequantise: float = allowed(0.0, least=0)
-    model: str | None = None
+    window: str = "0/inf"
+    dequantise: Least0 = 0.0
     resample: bool = False
 
     def __post_init__(self) -> None:
-        formats = (*FORMATS, "servegen")
-        if self.format not in formats:
-            raise ValueError(f"format must be one of {', '.join(formats)}, not {self.format!r}")
-        if self.model is not None and self.format != "burstgpt":
-            raise ValueError("only burstgpt names a model for each request")
-        self.bounds()
+        try:
+            low, high = self.bounds()
+        except ValueError:
+            low = high = math.nan
+        if not 0 <= low < high:
+            raise ValueError(f"window must be START/END in seconds, not {self.window!r}")
 
     def bounds(self) -> tuple[float, float]:
-        if self.window is None:
-            return 0.0, math.inf
-        start, _, end = self.window.partition("/")
-        try:
-            low, high = float(start), float(end)
-        except ValueError:
-            raise ValueError(f"window must be START/END in seconds, not {self.window!r}") from None
-        if not 0 <= low < high:
-            raise ValueError(f"window must satisfy 0 <= start < end, not {self.window!r}")
+        low, high = map(float, self.window.split("/"))
         return low, high
 
 
@@ -88,25 +75,25 @@ def read_trace(
     were asked for there; SpecError names file, line and what was expected."""
     spec = build(text, {"trace": TraceSpec}, "arrivals")
     low, high = spec.bounds()
-    rows, blocks, dropped = _collect(spec, seed)
+    blocks: list[Blocks] = []
+    read = _rows(spec.format, Path(spec.path), blocks)
+    rows = np.fromiter(((*row, number) for number, row in enumerate(read)), dtype=ROW)
+    kept = (rows["prompt_tokens"] >= 1) & (rows["output_tokens"] >= 1)
+    dropped, rows = int((~kept).sum()), rows[kept]
     if not rows.size:
-        without = f" ({dropped} dropped)" if dropped else ""
-        raise SpecError(f"{spec.path} contains no request{without}")
-    if spec.format != "servegen":
-        rows["at_s"] -= rows["at_s"].min()
+        raise SpecError(f"{spec.path} contains no request ({dropped} dropped)")
+    rows["at_s"] -= rows["at_s"].min()
     if spec.dequantise:
-        rows = _in_order(rows)
+        rows = rows[np.argsort(rows["at_s"], kind="stable")]
         rows["at_s"] += np.random.default_rng(seed).random(rows.size) * spec.dequantise
-    rows = _in_order(rows)
-    rows = rows[(rows["at_s"] >= low) & (rows["at_s"] < high)][: spec.limit]
+    rows = rows[np.argsort(rows["at_s"], kind="stable")]
+    rows = rows[(rows["at_s"] >= low) & (rows["at_s"] < high)]
     if not rows.size:
         raise SpecError(f"{spec.path}: no request lies in the window {spec.window}")
-    rows["at_s"] = (rows["at_s"] - low) * spec.time_scale
-    end = float(rows["at_s"][-1])
-    if math.isfinite(high) and spec.limit is None:
-        end = (high - low) * spec.time_scale
-    note = f"{rows.size} requests kept, {dropped} dropped (failed, empty or of another model)"
-    whole = LoadTrace(rows, end, note, blocks if spec.format == "mooncake" else None)
+    rows["at_s"] -= low
+    end = high - low if math.isfinite(high) else float(rows["at_s"][-1])
+    note = f"{rows.size} requests kept, {dropped} dropped (failed or empty)"
+    whole = LoadTrace(rows, end, note, blocks or None)
     if resample or spec.resample:
         return part(whole, requests, np.random.default_rng(seed.spawn(1)[0]))
     return whole if requests is None or requests >= rows.size else part(whole, requests, None)
@@ -133,133 +120,76 @@ def part(trace: LoadTrace, requests: int | None, rng: np.random.Generator | None
     return LoadTrace(rows, float(rows["at_s"][-1]), f"{which} of {trace.note}", trace.blocks)
 
 
-def _collect(
-    spec: TraceSpec, seed: np.random.SeedSequence
-) -> tuple[npt.NDArray[Any], list[Blocks], int]:
-    """The rows as they come, the blocks of each, and how many others were dropped."""
-    blocks: list[Blocks] = []
-    dropped = 0
-    if spec.format == "servegen":
-        played = read_servegen(Path(spec.path), seed, *spec.bounds())
-        found: Iterator[Row | None] = ((*row, ()) for row in played)
-    else:
-        found = FORMATS[spec.format](Path(spec.path), spec.model)
-
-    def kept() -> Iterator[tuple[float, int, int, int]]:
-        nonlocal dropped
-        for row in found:
-            if row is None or row[1] < 1 or row[2] < 1:
-                dropped += 1
-            else:
-                yield *row[:3], len(blocks)
-                blocks.append(row[3])
-
-    return np.fromiter(kept(), dtype=ROW), blocks, dropped
-
-
-def _in_order(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return rows[np.argsort(rows["at_s"], kind="stable")]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from enumerate((line.rstrip("\r\n") for line in file), start=1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as text: {error}") from None
-
-
-def _table(
-    path: Path, wanted: tuple[str, ...], expected: str, read: Callable[..., Row | None]
-) -> Iterator[Row | None]:
-    """The rows of a CSV file that ``read`` makes of the wanted columns."""
-    lines = _lines(path)
-    _, header = next(lines, (1, ""))
-    names = [name.strip() for name in next(csv.reader([header]))]
-    if not {*wanted} <= {*names}:
-        raise SpecError(f"{path}:1: expected a header with {', '.join(wanted)}, found {header!r}")
-    columns = [names.index(name) for name in wanted]
-    for number, line in lines:
-        if not line:
-            continue
-        fields = line.split(",")
-        try:
-            yield read(*(fields[column] for column in columns))
-        except (ValueError, IndexError, TypeError):
-            raise SpecError(
-                f"{path}:{number}: expected '{expected}', found {line[:80]!r}"
-            ) from None
-
-
-def _finite(text: str | float) -> float:
+def _seconds(text: str | float) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError
     return value
 
 
-def _azure(path: Path, model: str | None) -> Iterator[Row | None]:
-    """TIMESTAMP,ContextTokens,GeneratedTokens; 2023 has seven fractional digits and no zone."""
-    epoch: datetime | None = None
-
-    def read(at: str, context: str, generated: str) -> Row:
-        nonlocal epoch
-        moment = datetime.fromisoformat(at)
-        epoch = epoch or moment
-        return (moment - epoch).total_seconds(), int(context), int(generated), ()
-
-    wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    yield from _table(path, wanted, "YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens", read)
+def _moment(text: str) -> float:
+    """2023's have seven fractional digits and no zone."""
+    return (datetime.fromisoformat(text).replace(tzinfo=None) - _EPOCH).total_seconds()
 
 
-def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
-    """Timestamp in seconds; response tokens 0 mean a failed request, which is dropped."""
-
-    def read(at: str, name: str, request: str, response: str) -> Row | None:
-        row = _finite(at), int(request), int(response), ()
-        return row if model is None or name == model else None
-
-    wanted = ("Timestamp", "Model", "Request tokens", "Response tokens")
-    yield from _table(path, wanted, "seconds,model,tokens,tokens,tokens,log type", read)
-
-
-def _csv(path: Path, model: str | None) -> Iterator[Row | None]:
-    """Arrival in seconds."""
-
-    def read(at: str, prompt: str, output: str) -> Row:
-        return _finite(at), int(prompt), int(output), ()
-
-    wanted = ("arrival", "prompt_tokens", "output_tokens")
-    yield from _table(path, wanted, "seconds,tokens,tokens", read)
+# the columns of a request's time, prompt tokens and output tokens, and how its time is read
+_TABLES: dict[str, tuple[tuple[str, str, str], Callable[[str], float], str]] = {
+    "azure": (
+        ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _moment,
+        "YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens",
+    ),
+    "burstgpt": (
+        ("Timestamp", "Request tokens", "Response tokens"), _seconds,
+        "seconds,model,tokens,tokens,tokens,log type",
+    ),
+    "csv": (
+        ("arrival", "prompt_tokens", "output_tokens"), _seconds, "seconds,tokens,tokens",
+    ),
+}  # fmt: skip
 
 
-def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:
-    """JSON lines with timestamp in milliseconds, input_length and output_length in tokens.
+def _rows(kind: str, path: Path, blocks: list[Blocks]) -> Iterator[Row]:
+    """As they come, and to `blocks` what a trace names; failed requests have no output tokens."""
+    names, time_of, expected = _TABLES.get(kind, ((), _seconds, _MOONCAKE))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, start=1))
+            columns: list[int] = []
+            if names:
+                _, header = next(lines, (1, ""))
+                found = [name.strip() for name in next(csv.reader([header]))]
+                if not {*names} <= {*found}:
+                    raise SpecError(
+                        f"{path}:1: expected a header with {', '.join(names)}, found {header!r}"
+                    )
+                columns = [found.index(name) for name in names]
+            for number, line in lines:
+                if not line:
+                    continue
+                try:
+                    if not columns:
+                        entry = json.loads(line)
+                        blocks.append(_whole(*entry.get("hash_ids", ())))
+                        yield _mooncake(entry)
+                        continue
+                    at, prompt, output = (line.split(",")[column] for column in columns)
+                    yield time_of(at), int(prompt), int(output)
+                except (ValueError, LookupError, TypeError, AttributeError):
+                    raise SpecError(
+                        f"{path}:{number}: expected '{expected}', found {line[:80]!r}"
+                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}") from None
 
-    ``hash_ids``, where they are given, name the prompt's blocks.
-    """
-    for number, line in _lines(path):
-        if not line:
-            continue
-        try:
-            entry = json.loads(line)
-            ids = tuple(entry.get("hash_ids", ()))
-            at = _finite(entry["timestamp"] / 1000)
-            row = at, entry["input_length"], entry["output_length"], ids
-            counts = (row[1], row[2], *ids)
-            if not all(type(n) is int for n in counts) or min(ids, default=0) < 0:
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise SpecError(
-                f"{path}:{number}: expected "
-                '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}, '
-                f"found {line[:80]!r}"
-            ) from None
-        yield row
+
+_MOONCAKE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}'
 
 
-FORMATS: dict[str, Callable[[Path, str | None], Iterator[Row | None]]] = {
-    "azure": _azure,
-    "burstgpt": _burstgpt,
-    "mooncake": _mooncake,
-    "csv": _csv,
-}
+def _mooncake(entry: dict[str, Any]) -> Row:
+    prompt, output = _whole(entry["input_length"], entry["output_length"])
+    return _seconds(entry["timestamp"] / 1000), prompt, output
+
+
+def _whole(*numbers: object) -> tuple[int, ...]:
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError
+    return numbers  # type: ignore[return-value]

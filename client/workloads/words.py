@@ -7,7 +7,6 @@ token there, too.
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import re
@@ -66,32 +65,18 @@ class Words:
 
 @functools.cache
 def embedded_words() -> Words:
-    """Raises SpecError without the embedded vocabulary."""
-    starts, further = vocabulary_words(VOCABULARY)
-    digest = hashlib.sha256(VOCABULARY.read_bytes()).hexdigest()
-    return Words(tuple(starts), tuple(further), 0, digest)
-
-
-def vocabulary_words(path: Path) -> tuple[list[str], list[str]]:
-    """Whole-word tokens of a tiktoken file: those that begin a text, and those with a space.
+    """The whole-word tokens of the embedded vocabulary: those that begin a text, and those with a
+    space. Raises SpecError without it.
 
     A word with the space before it is one piece of the vocabulary's pattern and is looked up
     whole, so joined words are exactly as many tokens.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        data = VOCABULARY.read_bytes()
     except OSError as error:
-        raise SpecError(f"prompts of words need {path}: {error.strerror}") from None
-    starts, words = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            token = base64.b64decode(line.split()[0], validate=True)
-        except (IndexError, binascii.Error):
-            raise SpecError(f"{path}:{number}: expected 'base64 rank', found {line!r}") from None
-        if re.fullmatch(rb" [a-z]{2,}", token):
-            words.append(token.decode())
-        elif re.fullmatch(rb"[a-z]{2,}", token):
-            starts.append(token.decode())
-    if not starts or not words:
-        raise SpecError(f"{path} contains no whole-word tokens")
-    return starts, words
+        raise SpecError(f"prompts of words need {VOCABULARY}: {error.strerror}") from None
+    tokens = [base64.b64decode(line.split()[0]) for line in data.splitlines()]
+    words = [token.decode() for token in tokens if re.fullmatch(rb" ?[a-z]{2,}", token)]
+    starts = tuple(word for word in words if word[0] != " ")
+    further = tuple(word for word in words if word[0] == " ")
+    return Words(starts, further, 0, hashlib.sha256(data).hexdigest())

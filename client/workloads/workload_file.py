@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-FORMAT = "effective-batching workload 1"
-CLASSES = ("immediate", "deferred")
+from pydantic import Field, TypeAdapter, ValidationError
+
+from client.workloads.spec import Count, Least0
+
+FORMAT: Literal["effective-batching workload 1"] = "effective-batching workload 1"
 
 
 class WorkloadError(ValueError):
@@ -26,17 +28,18 @@ class WorkloadError(ValueError):
 class Request:
     """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it, and
     for a request that follows the end of another one, the one with the index ``after``. ``signals``
-    are further fields of its body: facts for the server's policy."""
+    are further fields of its body: facts for the server's policy. A file calls the ``service`` its
+    class."""
 
-    at_s: float | None
-    prompt: str
-    prompt_tokens: int | None
-    output_tokens: int
-    service: str
-    deadline_s: float | None
+    at_s: Least0 | None
+    prompt: Annotated[str, Field(min_length=1)]
+    prompt_tokens: Count | None
+    output_tokens: Count
+    service: Annotated[str, Field(alias="class", pattern="^(immediate|deferred)$")]
+    deadline_s: Least0 | None
     seed: int
-    think_s: float = 0.0
-    after: int | None = None
+    think_s: Least0 = 0.0
+    after: Annotated[int, Field(ge=0)] | None = None
     signals: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,6 +69,16 @@ class Workload:
         return len(self.requests) / self.duration_s if self.duration_s > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    format: Literal["effective-batching workload 1"]
+    generator: dict[str, Any]
+    duration_s: Least0
+    steady: bool
+    users: Count | None
+    sha256: str
+
+
 def seal(
     generator: Mapping[str, Any],
     requests: Iterable[Request],
@@ -76,8 +89,11 @@ def seal(
 ) -> Workload:
     """A workload with its hash."""
     requests = tuple(requests)
-    digest = hashlib.sha256("".join(map(_line, requests)).encode()).hexdigest()
-    return Workload(generator, requests, duration_s, steady, users, digest)
+    return Workload(generator, requests, duration_s, steady, users, _digest(map(_line, requests)))
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def until(workload: Workload, end_s: float) -> Workload:
@@ -104,57 +120,8 @@ def write_workload(workload: Workload, path: Path) -> None:
         file.writelines(map(_line, workload.requests))
 
 
-def read_workload(path: Path) -> Workload:
-    """Read and check; WorkloadError names file, line and what was expected there."""
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
-    try:
-        header = json.loads(lines[0])
-        if header["format"] != FORMAT:
-            raise KeyError
-        declared = (
-            dict(header["generator"]),
-            float(header["duration_s"]),
-            bool(header["steady"]),
-            None if header["users"] is None else int(header["users"]),
-            str(header["sha256"]),
-        )
-    except (IndexError, KeyError, TypeError, ValueError):
-        raise WorkloadError(
-            f"{path}:1: expected a header with format {FORMAT!r}, generator, duration_s, steady, "
-            "users and sha256 (python -m client.workload make writes one)"
-        ) from None
-    generator, duration_s, steady, users, digest = declared
-    if not _is_number(duration_s) or (users is not None and users < 1):
-        raise WorkloadError(f"{path}:1: expected duration_s >= 0 and users >= 1 or null")
-    requests = [
-        _parse(path, number, line, closed=users is not None)
-        for number, line in enumerate(lines[1:], start=2)
-    ]
-    if not requests:
-        raise WorkloadError(f"{path}: contains no requests")
-    times = [r.at_s for r in requests if r.at_s is not None]
-    if times != sorted(times):
-        raise WorkloadError(f"{path}: the requests are not in order of at_s")
-    workload = seal(generator, requests, duration_s, steady=steady, users=users)
-    if workload.sha256 != digest:
-        raise WorkloadError(
-            f"{path}: the requests do not have the header's sha256: the file was changed "
-            f"(found {workload.sha256}, {len(requests)} requests)"
-        )
-    return workload
-
-
-# what a file calls the fields of a request
-_KEYS = {f.name: {"service": "class"}.get(f.name, f.name) for f in fields(Request)}
-
-
 def _line(request: Request) -> str:
-    values = {key: getattr(request, name) for name, key in _KEYS.items()}
+    values = {_KEYS.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
     if request.at_s is not None:
         del values["think_s"]
     if request.after is None:
@@ -164,43 +131,48 @@ def _line(request: Request) -> str:
     return json.dumps(values) + "\n"
 
 
-def _parse(path: Path, number: int, line: str, *, closed: bool) -> Request:
+_KEYS = {"service": "class"}
+
+
+def read_workload(path: Path) -> Workload:
+    """Read and check; WorkloadError names file, line and what was expected there."""
     try:
-        found = json.loads(line)
-        request = Request(**{name: found[key] for name, key in _KEYS.items() if key in found})
-    except (ValueError, KeyError, TypeError):
-        raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}") from None
-    at_s, after = request.at_s, request.after
-    follows = type(after) is int and 0 <= after < number - 2 and not closed
-    good = (
-        (at_s is None if closed or follows else _is_number(at_s))
-        and (follows or after is None)
-        and isinstance(request.signals, dict)
-        and isinstance(request.prompt, str)
-        and request.prompt != ""
-        and (request.prompt_tokens is None or _is_count(request.prompt_tokens))
-        and _is_count(request.output_tokens)
-        and request.service in CLASSES
-        and (request.deadline_s is None or _is_number(request.deadline_s))
-        and isinstance(request.seed, int)
-        and _is_number(request.think_s)
-    )
-    if not good:
-        raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}")
-    return request
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-_EXPECTED = (
-    '{"at_s": seconds (null in a closed loop, or with "after": the number of an earlier request, '
-    'from 0), "prompt": text, "prompt_tokens": count or null, '
-    '"output_tokens": count, "class": immediate|deferred, "deadline_s": seconds or null, '
-    '"seed": whole number}'
-)
+        head, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
+    reader, requests, number, line = TypeAdapter(Request), list[Request](), 1, head
+    try:
+        header = TypeAdapter(_Header).validate_json(head, strict=True)
+        for number, line in enumerate(lines, start=2):
+            request = reader.validate_json(line, strict=True)
+            follows = header.users is None and request.after is not None
+            if (request.at_s is None) != (follows or header.users is not None):
+                raise ValueError("at_s is null in a closed loop and with after, and only there")
+            if request.after is not None and not (follows and request.after < number - 2):
+                raise ValueError("after is the number of an earlier request, from 0")
+            requests.append(request)
+    except ValueError as error:
+        told = str(error)
+        if isinstance(error, ValidationError):
+            found = error.errors()[0]
+            told = "".join(f"{key}: " for key in found["loc"]) + found["msg"]
+        what = "a request" if number > 1 else f"a header with format {FORMAT!r} (python -m "
+        what += "" if number > 1 else "client.workload make writes one)"
+        raise WorkloadError(
+            f"{path}:{number}: expected {what}: {told}; found {line[:80]!r}"
+        ) from None
+    if not requests:
+        raise WorkloadError(f"{path}: contains no requests")
+    times = [r.at_s for r in requests if r.at_s is not None]
+    if times != sorted(times):
+        raise WorkloadError(f"{path}: the requests are not in order of at_s")
+    digest = _digest(f"{line}\n" for line in lines)
+    if digest != header.sha256:
+        raise WorkloadError(
+            f"{path}: the requests do not have the header's sha256: the file was changed "
+            f"(found {digest}, {len(requests)} requests)"
+        )
+    about = header.duration_s, header.steady, header.users, digest
+    return Workload(header.generator, tuple(requests), *about)

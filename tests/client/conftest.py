@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +36,16 @@ def started(command: Sequence[str], name: str, log: Path, start_s: float) -> Ite
     with launched(command, name, log) as server:
         await_health(server, start_s)
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Commands take them for an interrupt."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 class StartServer(Protocol):
@@ -70,3 +84,32 @@ def workload(**values: object) -> Workload:
         "requests": 20, "rate": 40.0, "prompts": "request", "output_tokens": "uniform:2,9",
     }  # fmt: skip
     return make(Recipe(**{**defaults, **values}))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def scripted(answer: Callable[[str, bytes], tuple[int, object]]) -> Iterator[str]:
+    """The address of a server that answers with the status and the JSON that this makes of a
+    request's line and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, said = answer(f"{self.command} {self.path}", body)
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = answer  # noqa: N815 (names of http.server's)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -64,13 +64,6 @@ def test_a_late_client_decides_nothing() -> None:
     assert not late.decided(0.9)
 
 
-def test_arrivals_without_a_rate_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--mode", "static", "--arrivals", "closed:users=2"])
-    assert ended.value.code == 2
-    assert "arrivals that have a rate" in " ".join(capsys.readouterr().err.split())
-
-
 def test_the_command_finds_a_servers_capacity(
     server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,11 +7,7 @@ capacity. Real servers over real sockets.
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,21 +29,13 @@ from client.load.servers.system import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client.analysis.made import outcome, run_of
-from tests.client.conftest import StartServer, command, started, system
+from tests.client.conftest import StartServer, system
 from tests.client.modelserver import BATCH_S
 from tests.client.test_compare import planned
 
 DOWN = "http://127.0.0.1:1"
 RECIPE = Recipe(requests=20, prompts="request", output_tokens="uniform:1,9", exact_duration=True)
 Faulty = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _sigterm_as_before() -> Iterator[None]:
-    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
-    yield
-    signal.signal(signal.SIGTERM, before)
-    sys.unraisablehook = hook
 
 
 Played = Callable[..., tuple[int, dict[str, Any]]]
@@ -101,7 +89,6 @@ def test_responses_before_a_server_failed_are_kept(
         ("html", "HTTP 200 and text/html"),
         ("silent", "does not respond"),
         ("loading", "HTTP 503 and application/json"),
-        ("unrouted", "No upstream found with m"),
     ],
 )
 def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load(
@@ -126,19 +113,6 @@ def test_a_server_that_is_down_is_reported(
     assert "http://127.0.0.1:1 does not respond: " in figures["reason"]
 
 
-@pytest.mark.parametrize(("after", "answered"), [(6, 5), (0, 0)])
-def test_a_failed_run_has_all_the_files_of_a_good_one(
-    faulty: Faulty, played: Played, tmp_path: Path, after: int, answered: int
-) -> None:
-    played(faulty("html", after=after), "--out", str(tmp_path))
-    written = "report.html runs.jsonl.gz summary.json requests.csv tokens.csv workload.jsonl"
-    assert {p.name for p in tmp_path.iterdir()} == set(written.split())
-    assert "FAILED" in (tmp_path / "report.html").read_text()
-    assert json.loads((tmp_path / "summary.json").read_text())["verdict"] == "FAILED"
-    rows = list(csv.DictReader((tmp_path / "requests.csv").read_text().splitlines()))
-    assert sum(row["failure"] == "" for row in rows) == answered
-
-
 def test_wrong_stats_harm_no_measurement(faulty: Faulty, played: Played) -> None:
     status, figures = played(faulty("wrong-stats", after=100))
     assert status == 0
@@ -149,7 +123,7 @@ def test_wrong_stats_harm_no_measurement(faulty: Faulty, played: Played) -> None
 def test_a_prompt_without_an_answer_is_an_error(
     faulty: Faulty, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for url in (DOWN, *map(faulty, ("html", "not-json", "silent", "loading"))):
+    for url in (DOWN, *map(faulty, ("html", "silent", "loading"))):
         assert client.main(["--target", url, "--prompt", "a", "--timeout-s", "1"]) == 1
         assert "error: " in capsys.readouterr().err
 
@@ -182,26 +156,6 @@ def test_a_mode_that_does_not_start_or_dies_is_left_out_and_the_others_go_on(
     others = [r for r in results if r.job.system != "static"]
     assert [r.job.system for r in others] == ["dynamic"] * 4
     assert all(o.ok for r in others for o in r.run.outcomes)
-
-
-def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path) -> None:
-    with (
-        started(command("dynamic"), "a", tmp_path / "a.log", 60.0) as a,
-        started(command("dynamic"), "b", tmp_path / "b.log", 60.0) as b,
-    ):
-        running = {"a": a, "b": b}
-        both = (System(name, None, server.target) for name, server in running.items())
-        with carried_out(tmp_path, *both) as (runs, lost):
-            first = next(runs)
-            other = running["b" if first.job.system == "a" else "a"]
-            assert other.process is not None
-            os.kill(other.process.pid, signal.SIGKILL)
-            other.process.wait(60)
-            results = list(runs)
-    assert [*lost] == [other.target.name]
-    assert "does not respond" in lost[other.target.name].reason
-    told = {(r.job.system, r.job.load, r.job.seed) for r in (first, *results)}
-    assert told == {(first.job.system, x, s) for x in (1.0, 2.0) for s in (0, 1)}
 
 
 def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -242,43 +196,19 @@ def test_a_comparison_names_who_failed_and_compares_the_rest(
     assert sum("page " in line and line.endswith("FAILED") for line in table.splitlines()) == 2
 
 
-@pytest.mark.parametrize("words", ["while its capacity was measured", "before the first run"])
 def test_a_comparison_of_which_nobody_answers_still_ends_in_a_report(
-    server: StartServer, tmp_path: Path, words: str
+    server: StartServer, tmp_path: Path
 ) -> None:
-    url = DOWN
-    if words == "before the first run":
-        # 17 requests to calibrate, and some of those that find its limit.
-        url = server("dynamic", base_s=0.02, fault="die", fault_after=37).url
+    # 17 requests to calibrate, and some of those that find its limit.
+    url = server("dynamic", base_s=0.02, fault="die", fault_after=37).url
     targets = "--target", f"one={url}", "--target", f"shut=openai+{DOWN}"
     status, figures, page = compared(tmp_path, *targets, "--loads", "auto")
     assert status == 1
     assert figures["points"] == []
     assert [loss["system"] for loss in figures["lost"]] == ["one", "shut"]
-    assert (figures["capacity"] is None) == (url == DOWN)
+    assert figures["capacity"] is not None
     assert "No runs could be compared." in page
-    assert f"one failed {words}" in page
-
-
-def searched(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str, Any]]:
-    status = capacity.main(
-        [
-            "--target", url, "--prompts", "request", "--output-tokens", "fixed:3", "--requests",
-            "12", "--seeds", "1", "--calibrate-s", "0.2", "--slo", "ttft:50ms", "--json",
-        ]
-    )  # fmt: skip
-    return status, json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("fault", ["down", "html", "loading"])
-def test_a_search_on_a_server_that_never_responds_reports_it(
-    faulty: Faulty, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
-    status, figures = searched(capsys, DOWN if fault == "down" else faulty(fault))
-    assert status == 1
-    assert figures["verdict"] == "FAILED"
-    assert figures["capacity"] is None
-    assert figures["reason"]
+    assert "one failed before the first run" in page
 
 
 def test_a_search_whose_server_dies_keeps_what_was_tried(
@@ -286,7 +216,14 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
 ) -> None:
     # 17 requests to calibrate, and some of those that find its limit.
     target = server("dynamic", base_s=0.02, fault="die", fault_after=37)
-    status, figures = searched(capsys, target.url)
+    status = capacity.main(
+        [
+            "--target", target.url, "--prompts", "request", "--output-tokens", "fixed:3",
+            "--requests", "12", "--seeds", "1", "--calibrate-s", "0.2", "--slo", "ttft:50ms",
+            "--json",
+        ]
+    )  # fmt: skip
+    figures = json.loads(capsys.readouterr().out)
     assert status == 1
     assert figures["verdict"] == "FAILED"
     assert "does not respond" in figures["reason"]

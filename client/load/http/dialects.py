@@ -144,42 +144,6 @@ class OpenAI:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAIResponses:
-    """``/v1/responses``, which has no seed."""
-
-    options: Json
-    counted: str = "the server's usage.output_tokens"
-
-    def path(self, *, stream: bool) -> str:
-        return "/v1/responses"
-
-    def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        return {
-            "input": request.prompt,
-            "max_output_tokens": request.output_tokens,
-            "stream": stream,
-            **({"service_tier": "flex"} if request.service == "deferred" else {}),
-            **request.signals,
-            **self.options,
-        }
-
-    def event(self, data: Json) -> Event:
-        kind = str(data["type"])
-        if kind in ("error", "response.failed"):
-            raise AnswerError(_message(data.get("response", {}).get("error") or data))
-        if kind in ("response.completed", "response.incomplete"):
-            return self.answer(data["response"])
-        return Event(tokens=int(kind.endswith(".delta") and _generated(data["delta"])))
-
-    def answer(self, data: Json) -> Event:
-        return Event(
-            total=_count(data["usage"], "output_tokens"),
-            prompt_tokens=_count_if_any(data["usage"], "input_tokens"),
-            last=True,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Tgi:
     """Text Generation Inference's ``/generate`` and ``/generate_stream``."""
 
@@ -219,7 +183,7 @@ class Tgi:
         )
 
 
-Dialect = Native | OpenAI | OpenAIResponses | Tgi
+Dialect = Native | OpenAI | Tgi
 
 
 def counted(

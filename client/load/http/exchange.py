@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from ctypes import Structure, c_int64
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -17,21 +18,23 @@ from client.workloads.workload_file import Request
 _LINE_BYTES = 2**22  # a longer line is not an event
 
 
-@dataclass(slots=True)
-class Progress:
-    """The progress of a run, for a live view."""
+class Progress(Structure):
+    """The progress of a run, for a live view; a structure of C, which processes can share."""
 
-    planned: int
-    sent: int = 0
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    elapsed_s: float = 0.0
-    ttfts: list[float] | None = None
+    sent: int
+    done: int
+    failed: int
+    tokens: int
+    _fields_ = (("sent", c_int64), ("done", c_int64), ("failed", c_int64), ("tokens", c_int64))
 
     @property
     def in_flight(self) -> int:
         return self.sent - self.done
+
+    @classmethod
+    def together(cls, parts: Iterable[Progress]) -> Progress:
+        counts = ((part.sent, part.done, part.failed, part.tokens) for part in parts)
+        return cls(*map(sum, zip(*counts, strict=True)))
 
 
 @dataclass(slots=True)
@@ -59,23 +62,23 @@ async def _beginning(response: aiohttp.ClientResponse) -> str:
     return " ".join(text.split())
 
 
-@dataclass(slots=True)
 class Exchange:
-    """A request in progress."""
+    """A request in progress, and what is known of it. ``stated``: the server's counts of tokens and
+    when they came."""
 
-    run: Context
-    index: int
-    request: Request
-    sent_s: float
-    deliveries: list[tuple[float, int]] = field(default_factory=list)
-    stated: list[tuple[float, int]] = field(default_factory=list)
-    first_s: float | None = None
-    end_s: float | None = None
-    total: int | None = None
-    prompt_tokens: int | None = None
-    queue_s: float | None = None
-    server_first_s: float | None = None
-    unplaced: int = 0
+    def __init__(self, run: Context, index: int, request: Request, sent_s: float) -> None:
+        self.run = run
+        self.deliveries: list[tuple[float, int]] = []
+        self.stated: list[tuple[float, int]] = []
+        self.outcome = Outcome(
+            index=index,
+            service=request.service,
+            deadline_s=request.deadline_s,
+            requested_tokens=request.output_tokens,
+            intended_s=request.at_s,
+            sent_s=sent_s,
+            first_from="stream" if run.target.stream else "none",
+        )
 
     async def talk(self, session: aiohttp.ClientSession) -> None:
         """Retries once if a kept connection was closed just as it was reused, which is not the
@@ -83,18 +86,18 @@ class Exchange:
         try:
             await self._talk(session)
         except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-            if not self.run.target.keep_alive or self.end_s is not None:
+            if not self.run.target.keep_alive or self.outcome.end_s is not None:
                 raise
             await self._talk(session)
 
     async def _talk(self, session: aiohttp.ClientSession) -> None:
-        run = self.run
+        run, found = self.run, self.outcome
         async with session.post(
             run.url,
-            data=run.bodies[self.index],
+            data=run.bodies[found.index],
             headers={
                 "Content-Type": "application/json",
-                "X-Request-Id": f"{run.name}/{self.index}",
+                "X-Request-Id": f"{run.name}/{found.index}",
             },
         ) as response:
             if response.status != 200:
@@ -104,11 +107,13 @@ class Exchange:
             else:
                 answer = run.target.dialect.answer(json.loads(await response.read()))
                 self._take(answer, run.now())
-        if self.total is None:
+        if found.output_tokens is None:
             raise AnswerError("the stream ended without a count of its tokens")
         if run.target.stream and not run.target.native:
-            self.deliveries, self.unplaced = counted(self.deliveries, self.stated, self.total)
-            self.first_s = self.deliveries[0][0] if self.deliveries else None
+            self.deliveries, found.unplaced = counted(
+                self.deliveries, self.stated, found.output_tokens
+            )
+            found.first_s = self.deliveries[0][0] if self.deliveries else None
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
         dialect, now = self.run.target.dialect, self.run.now
@@ -139,47 +144,31 @@ class Exchange:
             raise AnswerError("the connection ended in the middle of the stream")
 
     def _take(self, event: Event, at: float) -> None:
-        progress = self.run.progress
+        found, progress = self.outcome, self.run.progress
         if event.tokens:
-            if self.first_s is None:
-                self.first_s = at
-                if progress.ttfts is not None:
-                    intended = self.request.at_s
-                    progress.ttfts.append(at - (self.sent_s if intended is None else intended))
+            if found.first_s is None:
+                found.first_s = at
             self.deliveries.append((at, event.tokens))
             progress.tokens += event.tokens
         if event.total is not None:
             if not self.deliveries:
                 progress.tokens += event.total
-            self.total = event.total
+            found.output_tokens = event.total
             self.stated.append((at, event.total))
-        self.prompt_tokens = event.prompt_tokens or self.prompt_tokens
-        self.queue_s = event.queue_s if event.queue_s is not None else self.queue_s
-        self.server_first_s = event.first_s if event.first_s is not None else self.server_first_s
-        self.end_s = at
+        if event.prompt_tokens:
+            found.prompt_tokens = event.prompt_tokens
+        if event.queue_s is not None:
+            found.queue_s = event.queue_s
+        if event.first_s is not None and not self.run.target.stream:
+            found.first_s, found.first_from = found.sent_s + event.first_s, "server"
+        found.end_s = at
 
-    def outcome(self, failure: str | None, unfinished: bool) -> Outcome:
-        streamed = self.run.target.stream
-        first_s, source = self.first_s, "stream"
-        if not streamed:
-            source = "server" if self.server_first_s is not None else "none"
-            first_s = None if self.server_first_s is None else self.sent_s + self.server_first_s
-        return Outcome(
-            index=self.index,
-            service=self.request.service,
-            deadline_s=self.request.deadline_s,
-            requested_tokens=self.request.output_tokens,
-            intended_s=self.request.at_s,
-            sent_s=self.sent_s,
-            first_s=first_s,
-            end_s=self.end_s if failure is None else None,
-            left_s=self.run.now(),
-            deliveries=tuple(self.deliveries),
-            unplaced=self.unplaced,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.total,
-            queue_s=self.queue_s,
-            first_from=source,
-            failure=failure,
-            unfinished=unfinished,
-        )
+    def ended(self, failure: str | None, unfinished: bool) -> Outcome:
+        """Its record, whatever ended it."""
+        found = self.outcome
+        found.left_s = self.run.now()
+        found.deliveries = tuple(self.deliveries)
+        found.failure, found.unfinished = failure, unfinished
+        if failure is not None:
+            found.end_s = None
+        return found

@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import requests
 
-from client.load.http.dialects import Dialect, Native, OpenAI, OpenAIResponses, Tgi
+from client.load.http.dialects import Dialect, Native, OpenAI, Tgi
 from client.workloads.spec import SpecError
 
-SCHEMES = ("http", "openai+http", "openai-chat+http", "openai-responses+http", "tgi+http")
+SCHEMES = ("http", "openai+http", "openai-chat+http", "tgi+http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,11 @@ def parse_target(text: str) -> Target:
         )
     url = f"{transport}://{parts.netloc}{parts.path.rstrip('/')}"
     options = {key: _value(value) for key, value in parse_qsl(parts.query)}
-    others = {"": Native, "tgi": Tgi, "openai-responses": OpenAIResponses}
-    of_openai = OpenAI(options, chat=kind == "openai-chat")
-    target = Target(name, url, others[kind](options) if kind in others else of_openai)
+    dialects: dict[str, Dialect] = {
+        "": Native(options), "tgi": Tgi(options), "openai": OpenAI(options),
+        "openai-chat": OpenAI(options, chat=True),
+    }  # fmt: skip
+    target = Target(name, url, dialects[kind])
     if kind.startswith("openai") and "model" not in options:
         options["model"] = _first_model(target)
     return target

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import threading
-
 import numpy as np
-import pytest
 
 from client.analysis.gates import SATURATED, judge
 from client.analysis.metrics import measure
@@ -34,12 +28,6 @@ def test_every_request_is_sent_once_with_its_own_prompt_and_all_tokens_come_back
     assert stats(target)["total-tokens-handled"] == sum(  # type: ignore[index]
         r.output_tokens for r in work.requests
     )
-
-
-def test_requests_that_arrive_at_one_instant_are_all_sent(server: StartServer) -> None:
-    run = play(workload(arrivals="burst", requests=80), server())
-    assert all(o.ok for o in run.outcomes)
-    assert len(run.outcomes) == 80
 
 
 def test_an_open_loop_never_waits_for_answers(server: StartServer) -> None:
@@ -94,47 +82,6 @@ def test_without_streaming_the_first_token_is_the_servers_word(server: StartServ
     assert m.latencies["ttft"].size == len(run.outcomes) - sum(
         o.origin_s < m.warm_up_s for o in run.outcomes
     )
-
-
-class Interrupts:
-    """Garbage that is only found by the collector, and interrupts from its finalizer."""
-
-    def __init__(self) -> None:
-        self.me = self
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_ctrl_c_while_garbage_is_collected_is_not_lost(server: StartServer) -> None:
-    target = server()
-    gc.collect()  # the next time is far enough away: it comes while playing
-    Interrupts()
-    with pytest.raises(KeyboardInterrupt):
-        play(workload(), target)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert all(o.ok for o in play(workload(), target).outcomes)
-
-
-def test_the_client_comes_before_the_servers_that_it_measures_where_it_may(
-    server: StartServer,
-) -> None:
-    """Those run at the priority that this process has, and so do servers started afterwards."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    seen: list[int] = []
-
-    def look(progress: object) -> None:
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    play(workload(requests=3), server(), watch=look)
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, before - 10)
-        os.setpriority(os.PRIO_PROCESS, 0, before)
-        expected = before - 10
-    except PermissionError:
-        expected = before
-    assert set(seen) == {expected}
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_a_call_is_sent_when_the_one_before_it_has_ended(server: StartServer) -> None:

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: shared prefixes, conversations, and Mooncake's blocks."""
+"""Prompts that begin alike: shared prefixes, and Mooncake's blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import read_workload, write_workload
 from embedded.vocabulary import load_embedded_encoding
 
 
@@ -29,42 +28,6 @@ def test_shared_prompts_begin_with_one_of_so_many_texts() -> None:
     assert [len(t) for t in tokens] == [r.prompt_tokens for r in workload.requests]
     assert len({tuple(t[:20]) for t in tokens}) == 3
     assert len({tuple(t) for t in tokens}) == 40
-
-
-def test_a_turn_of_a_conversation_contains_the_earlier_turns_in_the_requested_lengths() -> None:
-    workload = make(replace(RECIPE, prompts="conversation:turns=3,gap=1"))
-    encoding = load_embedded_encoding()
-    longest_first = sorted(workload.requests, key=lambda r: -len(r.prompt))
-    conversations: list[list[str]] = []
-    for r in longest_first:  # what is said later begins with what was said before
-        mine = next((c for c in conversations if c[-1].startswith(r.prompt)), None)
-        if mine is None:
-            conversations.append([r.prompt])
-        else:
-            mine.append(r.prompt)
-    assert [len(c) for c in conversations] == [3] * 4
-    by_prompt = {r.prompt: r for r in workload.requests}
-    for turns in conversations:
-        last, middle, first = (by_prompt[prompt] for prompt in turns)
-        assert (first.at_s or 0.0) <= (middle.at_s or 0.0) <= (last.at_s or 0.0)
-        for before, after in ((first, middle), (middle, last)):
-            assert before.prompt_tokens is not None
-            assert after.prompt_tokens is not None
-            own = after.prompt_tokens - before.prompt_tokens - before.output_tokens
-            assert 3 <= own <= 9
-            assert len(encoding.encode_ordinary(after.prompt)) == after.prompt_tokens
-
-
-def test_conversations_keep_the_number_and_the_order_and_read_back(tmp_path: Path) -> None:
-    asked = replace(RECIPE, requests=11, prompts="conversation:turns=4,gap=3")
-    workload = make(asked)
-    assert len(workload.requests) == 11
-    assert not workload.steady
-    write_workload(workload, tmp_path / "w")
-    assert read_workload(tmp_path / "w") == workload
-    exact = make(replace(asked, exact_duration=True))
-    assert exact.duration_s == pytest.approx(11 / 2.0)
-    assert exact.requests[-1].at_s == pytest.approx(11 / 2.0, abs=1e-6)
 
 
 def test_blocks_with_one_id_are_one_text_in_a_trace_that_names_them(tmp_path: Path) -> None:
@@ -87,25 +50,9 @@ def test_blocks_with_one_id_are_one_text_in_a_trace_that_names_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"prompts": "shared:prefixes=0"}, "at least 1"),
-        ({"prompts": "conversation:turns=0"}, "turns must be at least 1"),
-        ({"prompts": "conversation:gap=-1"}, "gap must be"),
-        ({"prompts": "conversation:speed=1"}, "allowed: turns, gap"),
-        ({"prompts": "essay"}, "shared:..., conversation:..."),
-    ],
+    ("prompts", "words"),
+    [("shared:prefixes=0", "greater than or equal to 1"), ("essay", "words, request, shared")],
 )
-def test_a_kind_that_cannot_be_is_refused(change: dict[str, str], words: str) -> None:
+def test_a_kind_that_cannot_be_is_refused(prompts: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        make(replace(RECIPE, **change))  # type: ignore[arg-type]
-
-
-def test_a_conversation_does_not_go_with_a_trace(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 2}\n')
-    trace = Recipe(
-        requests=None, rate=None, arrivals=f"trace:mooncake,path={path}", prompts="conversation"
-    )
-    with pytest.raises(SpecError, match="cannot be combined with a trace"):
-        make(trace)
+        make(replace(RECIPE, prompts=prompts))

@@ -65,7 +65,7 @@ def test_prompts_have_their_lengths_in_the_served_vocabulary(
     assert words.before == begins
     assert 20 < len(words.starts) < len(embedded_words().starts)
     assert 20 < len(words.further) < len(embedded_words().further)
-    for prompts in ("words", "shared:prefixes=2,tokens=9", "conversation:turns=3,gap=1"):
+    for prompts in ("words", "shared:prefixes=2,tokens=9"):
         recipe = Recipe(requests=60, prompts=prompts, prompt_tokens="uniform:1,30")
         for request in make(recipe, words).requests:
             assert len(tokenizer.encode_prompt(request.prompt)) == request.prompt_tokens

@@ -16,7 +16,7 @@ from client.workloads.lengths import draw, parse_sizes
 from client.workloads.prompts import plain_prompts, words_of
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.words import VOCABULARY, embedded_words, vocabulary_words
+from client.workloads.words import embedded_words
 from client.workloads.workload_file import WorkloadError, read_workload, write_workload
 
 RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
@@ -54,17 +54,14 @@ def test_changing_one_part_leaves_the_others_as_they_were() -> None:
             assert same >= set(kept) - {field}
 
 
-def test_another_rate_is_the_same_path_scaled() -> None:
-    slow, fast = make(RECIPE), make(replace(RECIPE, rate=20.0))
+def test_another_rate_is_the_same_path_scaled_and_an_exact_duration_ends_it() -> None:
+    slow, fast = make(RECIPE), make(replace(RECIPE, rate=20.0, exact_duration=True))
+    scale = (fast.requests[-1].at_s or 0.0) / (slow.requests[-1].at_s or 1.0)
     for r, s in zip(slow.requests, fast.requests, strict=True):
         assert r.at_s is not None
-        assert s.at_s == pytest.approx(r.at_s / 4, abs=1e-6)
-
-
-def test_an_exact_duration_makes_the_last_arrival_end_it() -> None:
-    workload = make(replace(RECIPE, exact_duration=True))
-    assert workload.requests[-1].at_s == pytest.approx(10.0)
-    assert workload.rate == pytest.approx(5.0)
+        assert s.at_s == pytest.approx(r.at_s * scale, abs=1e-6)
+    assert fast.requests[-1].at_s == pytest.approx(2.5)
+    assert fast.rate == pytest.approx(20.0)
 
 
 def test_the_share_of_deferred_requests_is_the_one_asked_and_they_have_a_deadline() -> None:
@@ -82,17 +79,15 @@ def with_header(line: str, **values: object) -> str:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda lines: ["{}", *lines[1:]], "1: expected a header"),
         (lambda lines: [], "1: expected a header"),
         (lambda lines: [*lines[:3], lines[3].replace("output", "x"), *lines[4:]], "4: expected"),
-        (lambda lines: [*lines[:3], "not json", *lines[4:]], "4: expected"),
         (lambda lines: [*lines[:3], lines[3].replace("immediate", "x"), *lines[4:]], "4: expected"),
         (lambda lines: lines[:-1], "sha256"),
         (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "order of at_s"),
         (lambda lines: lines[:1], "contains no requests"),
-        (lambda lines: [with_header(lines[0], duration_s=math.inf), *lines[1:]], "duration_s >= 0"),
-        (lambda lines: [with_header(lines[0], duration_s=-1), *lines[1:]], "duration_s >= 0"),
-        (lambda lines: [with_header(lines[0], users=0), *lines[1:]], "users >= 1"),
+        (lambda lines: [with_header(lines[0], duration_s=math.inf), *lines[1:]], "1: .*duration_s"),
+        (lambda lines: [with_header(lines[0], users=0), *lines[1:]], "1: expected a header.*users"),
+        (lambda lines: [with_header(lines[0], users=2), *lines[1:]], "2: .*null in a closed loop"),
     ],
 )  # fmt: skip
 def test_a_changed_file_is_refused_with_file_and_line(
@@ -109,7 +104,7 @@ def test_a_changed_file_is_refused_with_file_and_line(
 @pytest.mark.parametrize(
     ("sizes", "low", "high"),
     [("fixed:9", 9, 9), ("uniform:3,40", 3, 40), ("normal:100,50,1,200", 1, 200),
-     ("lognormal:50,1,4,99", 4, 99), ("zipf:1.2,2,30", 2, 30), ("choice:1/25/100", 1, 100)],
+     ("lognormal:50,1,4,99", 4, 99), ("choice:1/25/100", 1, 100)],
 )  # fmt: skip
 def test_sizes_stay_within_their_bounds_and_are_whole(sizes: str, low: int, high: int) -> None:
     drawn = draw(parse_sizes(sizes), 5000, np.random.default_rng(0))
@@ -117,7 +112,7 @@ def test_sizes_stay_within_their_bounds_and_are_whole(sizes: str, low: int, high
     assert (drawn.min(), drawn.max()) == (low, high)
 
 
-@pytest.mark.parametrize("sizes", ["uniform:1,100", "normal:50,25,1,100", "zipf:1.2,1,100"])
+@pytest.mark.parametrize("sizes", ["uniform:1,100", "normal:50,25,1,100"])
 def test_workloads_of_two_seeds_ask_for_the_same_work_in_another_order(sizes: str) -> None:
     one, two = (
         [r.output_tokens for r in make(replace(RECIPE, output_tokens=sizes, seed=seed)).requests]
@@ -136,7 +131,6 @@ def test_prompts_of_words_have_exactly_their_length_in_tokens_of_the_embedded_vo
     prompts = words_of(lengths, np.random.default_rng(1), embedded_words())
     assert prompts.tokens == lengths.tolist()
     assert [len(encoding.encode_ordinary(text)) for text in prompts.texts] == prompts.tokens
-    assert len(vocabulary_words(VOCABULARY)[1]) > 100
 
 
 def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
@@ -153,34 +147,27 @@ def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
     assert set(plain_prompts(f"lines:{lines}", 40, rng).texts) == {"one", "two"}
     assert set(plain_prompts(f"sharegpt:{share}", 40, rng).texts) == {"hello"}
     share.write_text('[{"conversations": 3}]')
-    with pytest.raises(SpecError, match=r"share\.json: entry 0: expected"):
+    with pytest.raises(SpecError, match=r"share\.json: expected"):
         plain_prompts(f"sharegpt:{share}", 40, rng)
-    with pytest.raises(SpecError, match="No such file"):
-        plain_prompts(f"lines:{tmp_path / 'none'}", 40, rng)
+    lines.write_bytes(b"\xff\xfe\x00")
+    for path in (lines, tmp_path / "none"):
+        with pytest.raises(SpecError, match="cannot be read as text"):
+            plain_prompts(f"lines:{path}", 40, rng)
 
 
-def test_the_command_makes_shows_and_describes(
+def test_the_command_makes_and_describes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, picture = str(tmp_path / "w.jsonl"), tmp_path / "w.png"
     make_it = ["make", path, "--requests", "600", "--arrivals", "plan:high", "--prompts", "request"]
     assert main(make_it) == 0
-    assert main(["show", path, "--first", "2"]) == 0
     assert main(["describe", path, "--json", "--plot", str(picture)]) == 0
     out = capsys.readouterr().out
-    assert "'Request 1'" in out
     found = json.loads(out.splitlines()[-1])["found"]
     assert found["n"] == 600
-    assert found["level"] == "high"
+    assert found["cv_rate"] > 0.8
     assert picture.stat().st_size > 10_000
     assert main(["describe", str(tmp_path / "none")]) == 2
     assert "none: cannot be read" in capsys.readouterr().err
     assert main(["make", path, "--deadline-s", "3"]) == 2
     assert "--deadline-s has no effect without --deferred-share" in capsys.readouterr().err
-
-
-def test_a_file_of_prompts_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "prompts").write_bytes(b"\xff\xfe\x00")
-    for kind in ("lines", "sharegpt"):
-        with pytest.raises(SpecError, match="prompts: "):
-            make(Recipe(prompts=f"{kind}:{tmp_path / 'prompts'}"))

@@ -13,7 +13,7 @@ import pytest
 
 from client.analysis.gates import INVALID_CLIENT, Gate, judge
 from client.analysis.metrics import measure
-from client.load.http.dialects import Dialect, Native, OpenAI, OpenAIResponses, Tgi
+from client.load.http.dialects import Dialect, Native, OpenAI, Tgi
 from client.load.http.exchange import Context, Exchange, Progress
 from client.load.http.target import Target
 from client.load.records import Run
@@ -56,20 +56,18 @@ class Scripted:
 
 
 def played(dialect: Dialect, events: list[Any], total: int) -> Run:
-    script = Script(Target("t", "", dialect), {0: b""}, "run", Progress(1))
+    script = Script(Target("t", "", dialect), {0: b""}, "run", Progress())
     exchange = Exchange(script, 0, Request(0.0, "p", 1, total, "immediate", None, 0), 0.0)
     end: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": total}}
     if isinstance(dialect, Native):
         end = {"done": True, "num_tokens": total}
-    elif isinstance(dialect, OpenAIResponses):
-        end = {"type": "response.completed", "response": {"usage": {"output_tokens": total}}}
     elif isinstance(dialect, Tgi):
         events = [*events[:-1], {**events[-1], "details": {"generated_tokens": total}}]
         end = {**events.pop(), "generated_text": "a"}
     done = [b"[DONE]"] if isinstance(dialect, OpenAI) else []
     session: Any = Scripted(script, [*(json.dumps(e).encode() for e in (*events, end)), *done])
     asyncio.run(exchange.talk(session))
-    return run_of([exchange.outcome(None, unfinished=False)])
+    return run_of([exchange.ended(None, unfinished=False)])
 
 
 def conservation(run: Run) -> Gate:
@@ -97,13 +95,6 @@ def call(**function: str) -> dict[str, Any]:
         (CHAT, call(name="f")),
         (CHAT, call(arguments=' {"')),
         (CHAT, delta(function_call={"arguments": ' {"'})),
-        *(
-            (OpenAIResponses({}), {"type": f"response.{kind}.delta", "delta": " a"})
-            for kind in (
-                "output_text", "reasoning_text", "reasoning_summary_text", "refusal",
-                "function_call_arguments",
-            )
-        ),
     ],
     ids=str,
 )  # fmt: skip
