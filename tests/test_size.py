@@ -20,8 +20,8 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9973,
-    "benchmarks": 7643,
-    "client": 12114,
+    "benchmarks": 7638,
+    "client": 10968,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
@@ -29,13 +29,13 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 43791,
+    "tests": 43004,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
-SHORT_FILES = 62
-LONG_FUNCTIONS = 17
+SHORT_FILES = 63
+LONG_FUNCTIONS = 16
 REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
 
 
