@@ -201,27 +201,3 @@ def test_a_request_that_kills_the_model_runs_alone_and_fails_at_the_next_loss(
     assert killer.error.startswith("the model was lost 4 times while it computed this request")
     assert world.model.losses == LOSSES_IN_A_BATCH + 1
     assert killer.generated == 0
-
-
-@examples(25)
-@given(workload=workloads(), limits=LIMITS)
-def test_static_answers_leave_with_the_batch_or_each_on_its_own(
-    workload: list[Client], limits: dict[str, int]
-) -> None:
-    """The two forms differ in when an answer leaves and in nothing else."""
-    limits = {**limits, "lookahead": 0}  # an end that is noticed late has another moment
-    together, alone = World(MODES[1], **limits), World(MODES[2], **limits)  # type: ignore[arg-type]
-    for world in (together, alone):
-        play(world, [client for client in workload if client.patience_s is None])
-    assert together.books.iterations == alone.books.iterations
-    assert together.books.busy_periods == alone.books.busy_periods
-    for a, b in zip(together.submitted, alone.submitted, strict=True):
-        assert a.record is not None
-        assert b.record is not None
-        assert b.record.end_s == b.record.last_token_s == a.record.last_token_s
-        batch_end_s = max(
-            other.record.last_token_s or 0.0
-            for other in together.submitted
-            if other.record is not None and other.record.admitted_s == a.record.admitted_s
-        )
-        assert a.record.end_s == batch_end_s

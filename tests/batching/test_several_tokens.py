@@ -3,6 +3,7 @@ forces some. That they change no token is shown in `test_any_workload.py`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,22 +12,14 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from engine.speculation import FREE_ROWS
-from generate import dynamic
 from requested import Constraint
-from scheduling.policies.orca import Orca
 from seams import Drafts
-from tests.batching.modes import DYNAMIC_MODES, Mode, every_policy
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 from tests.support.hashed import drafted_after, forced_after, reference
 
 JSON = Constraint("json_schema", "{}")
-SHARING = Mode(
-    "dynamic, shared prefixes",
-    lambda _: Orca(),
-    dynamic.lay_out,
-    partial(Ledger, prefix_caching=True),
-)
 
 
 def expected_advances(
@@ -50,11 +43,9 @@ def expected_advances(
     return advances
 
 
-@every_policy
+@every(DYNAMIC_MODES[::5])
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize(
-    ("most", "constraint"), [(1, None), (4, None), (0, JSON), (1, JSON), (4, JSON)]
-)
+@pytest.mark.parametrize(("most", "constraint"), [(1, None), (4, None), (0, JSON), (4, JSON)])
 def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_forces(
     mode: Mode, lookahead: int, most: int, constraint: Constraint | None
 ) -> None:
@@ -65,29 +56,10 @@ def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_force
     expected = expected_advances([1, 2, 3], 50, most, constraint)
     records = [record for record in world.books.iterations if record.num_generated]
     assert [(r.num_generated, r.rejected_drafts) for r in records] == expected
-    assert max(received for received, _ in expected) > 1
     assert inference.rejected_drafts == sum(rejected for _, rejected in expected)
     assert inference.accepted_drafts == sum(r.accepted_drafts for r in records)
     if constraint is None:  # few tokens are drafted where many are forced
         assert inference.accepted_drafts == 50 - len(expected) > 0
-        assert inference.rejected_drafts > 0
-
-
-def test_records_tell_accepted_and_rejected_drafts_row_by_row() -> None:
-    world = World(DYNAMIC_MODES[0], speculate=3)
-    free, constrained = world.submit([1, 2], 30), world.submit([3, 9], 60, constraint=JSON)
-    world.run()
-    check_closed(world)
-    rows = [row for record in world.books.iterations for row in record.rows]
-    for inference in (free, constrained):
-        assert inference.record is not None
-        own = [row for row in rows if row.request == inference.id]
-        assert sum(row.accepted for row in own) == inference.record.accepted_drafts > 0
-        assert sum(row.rejected for row in own) == inference.record.rejected_drafts > 0
-        assert [row.kind for row in own] == ["prefill"] + ["decode"] * (len(own) - 1)
-        assert max(row.num_tokens for row in own[1:]) > 1
-    own = [row for row in rows if row.request == free.id]
-    assert all(row.num_tokens == 1 + row.accepted for row in own if row.kind == "decode")
 
 
 def test_a_row_with_a_constraint_waits_for_its_tokens_and_others_do_not() -> None:
@@ -143,7 +115,8 @@ def test_an_end_token_among_several_ends_the_request_there(
 def test_a_prefix_hit_never_holds_a_rejected_draft(prompt: list[int], speculate: int) -> None:
     """The second request repeats the first and its answer: a block with a rejected draft in it
     would give other tokens."""
-    world = World(SHARING, speculate=speculate, block_tokens=2)
+    sharing = replace(MODES[3], ledger=partial(Ledger, prefix_caching=True))
+    world = World(sharing, speculate=speculate, block_tokens=2)
     first = world.submit(prompt, 24)
     world.run()
     second = world.submit(first.ids, 12)

@@ -6,30 +6,28 @@ import itertools
 from functools import partial
 
 from engine.blocks import Ledger
-from engine.inference import Inference, new_group
+from engine.inference import new_group
 from generate import dynamic
 from tests.batching.modes import POLICIES, Mode, every, without_window
 from tests.batching.virtual import World, check_closed
 
 BLOCK = 4
-LEDGERS = {
-    f"{admission}, {name}": partial(Ledger, growth_tokens=growth, prefix_caching=caching)
-    for (admission, growth), (name, caching) in itertools.product(
-        {"reserve": None, "optimistic": 3}.items(), {"shared": True, "choices alone": False}.items()
-    )
-}
-
-
 MODES = [
-    Mode(f"{name}, {ledger}", partial(without_window, make), dynamic.lay_out, LEDGERS[ledger])
+    Mode(
+        f"{name}, {growth}, {caching}",
+        partial(without_window, make),
+        dynamic.lay_out,
+        partial(Ledger, growth_tokens=growth, prefix_caching=caching),
+    )
     for name, make in POLICIES.items()
-    for ledger in LEDGERS
+    for growth, caching in itertools.product((None, 3), (True, False))
 ]
 
 
-def submit(world: World, prompt: list[int], max_tokens: int, choices: int) -> list[Inference]:
-    group = new_group()
-    return [world.submit(prompt, max_tokens, seed, group=group, user=1) for seed in range(choices)]
+def submit(world: World, tokens: int, choices: int) -> None:
+    group, prompt = new_group(), list(range(tokens))
+    for seed in range(choices):
+        world.submit(prompt, 5, seed, group=group, user=1)
 
 
 def computed_for_prompts(world: World) -> int:
@@ -41,17 +39,17 @@ def computed_for_prompts(world: World) -> int:
 def test_eight_choices_compute_their_prompt_once_and_a_block_each(mode: Mode) -> None:
     for tokens, rows, lookahead in itertools.product((3, 32, 37), (3, 8), (0, 1)):
         world = World(mode, block_tokens=BLOCK, lookahead=lookahead, max_batch_size=rows)
-        submit(world, list(range(tokens)), 5, 8)
+        submit(world, tokens, 8)
         world.run()
         check_closed(world)
         assert computed_for_prompts(world) <= tokens + 7 * BLOCK
 
 
 def test_without_prefix_caching_only_the_choices_of_one_call_share() -> None:
-    (mode,) = [mode for mode in MODES if mode.name == "orca, reserve, choices alone"]
+    (mode,) = [mode for mode in MODES if mode.name == "orca, None, False"]
     world = World(mode, block_tokens=BLOCK)
     for _ in range(2):
-        submit(world, list(range(32)), 5, 2)
+        submit(world, 32, 2)
     world.submit(list(range(32)), 5)
     world.run()
     check_closed(world)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -279,7 +280,6 @@ class Client:
 
     at_s: float
     asks: Mapping[str, Any]  # of `World.submit`
-    told: Mapping[str, Any] = field(default_factory=dict)  # the signals
     choices: int = 1  # of which the first one leaves
     patience_s: float | None = None
 
@@ -303,12 +303,12 @@ def workloads(
     told: st.SearchStrategy[dict[str, Any]] = NO_SIGNALS,
     **asked: st.SearchStrategy[Any],
 ) -> st.SearchStrategy[list[Client]]:
-    """`choices`: the most of a client. `asked`: further arguments of `World.submit`."""
+    """`choices`: the most of a client. `told`: the signals. `asked`: further arguments of
+    `World.submit`."""
     clients = st.builds(
         Client,
         at_s=moments(60),
-        asks=st.fixed_dictionaries({**SIZES, **asked}),
-        told=told,
+        asks=st.builds(operator.or_, st.fixed_dictionaries({**SIZES, **asked}), told),
         choices=st.just(1) | st.integers(1, choices),
         patience_s=st.none() | st.none() | moments(40),
     )
@@ -325,7 +325,7 @@ def play(
     events, taken = list(mishaps), dict[int, Inference]()
 
     def arrive(number: int, client: Client) -> None:
-        asks = {**client.asks, **client.told}
+        asks = {**client.asks}
         asks.setdefault("stored", asks.get("service_class") == "deferred")
         if client.choices > 1:
             asks["group"] = new_group()

@@ -146,28 +146,15 @@ TestBooks.settings = settings(stateful_step_count=30)
 
 def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_rectangle() -> None:
     ledger = RectangleLedger(30, 4)
-    rows = [
-        Shown(1, prompt_tokens=4, max_tokens=8),
-        Shown(2, prompt_tokens=9, max_tokens=2),
-        Shown(3),
-    ]
-    assert ledger.fit(rows[:1]) == 1
-    ledger.open(rows[:2])
-    assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
-    assert ledger.take_new_blocks() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
-    assert ledger.fit(rows[2:]) == 0
-    assert ledger.fit(rows[2:], rows[:2]) == 1
-    ledger.release(rows[0])
-    ledger.release(rows[1])
-    assert ledger.used == 0
-
-
-def test_rows_of_a_rectangle_take_consecutive_blocks_whatever_left_before_it() -> None:
-    ledger = RectangleLedger(30, 4)
-    rows = [Shown(id, prompt_tokens=4, max_tokens=4) for id in range(4)]
-    ledger.open(rows)
-    for row in (rows[2], rows[0], rows[3], rows[1]):
-        ledger.release(row)
-    ledger.take_new_blocks()
-    ledger.open(rows[:2])
-    assert ledger.take_new_blocks() == {0: (0, 1), 1: (2, 3)}
+    rows = [Shown(1, 0.0, 4, 8), Shown(2, 0.0, 9, 2), Shown(3)]
+    for leaving in ((0, 1), (1, 0)):
+        assert ledger.fit(rows[:1]) == 1
+        ledger.open(rows[:2])
+        assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
+        # consecutive, whatever left before
+        assert ledger.take_new_blocks() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
+        assert ledger.fit(rows[2:]) == 0
+        assert ledger.fit(rows[2:], rows[:2]) == 1
+        for row in leaving:
+            ledger.release(rows[row])
+        assert ledger.used == 0

@@ -58,8 +58,7 @@ def decoding(count: int, max_tokens: int = 100, **more: object) -> tuple[list[In
 def planned(
     speculation: Speculation, rows: list[Inference], ledger: Ledger, room: int = 1000
 ) -> dict[int, int]:
-    steps = [(row, 1) for row in rows]
-    return speculation.plan(steps, room, ledger)
+    return speculation.plan([(row, 1) for row in rows], room, ledger)
 
 
 def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhere() -> None:
@@ -69,28 +68,18 @@ def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhe
         assert not plan or max(plan.values()) - min(plan.values()) <= 1 or len(plan) < count
 
 
-def test_without_room_nothing_is_asked() -> None:
+@pytest.mark.parametrize(
+    ("most", "rows", "left", "room", "drafts"),
+    [(8, 4, 100, 0, 0), (8, 5, 100, 7, 7), (64, 40, 100, 1000, MOST_PLANNED), (8, 1, 100, 9, 8)]
+    + [(8, 1, left, 9, left - 1) for left in (1, 2, 3)],
+)
+def test_drafts_are_bounded_by_their_options_by_room_and_by_max_tokens(
+    most: int, rows: int, left: int, room: int, drafts: int
+) -> None:
     steps = Steps(FREE)
-    assert planned(Speculation(8, steps), *decoding(4), room=0) == {}
-    assert steps.asked == 0
-
-
-def test_a_plan_asks_for_a_bounded_number_of_step_times() -> None:
-    steps = Steps(FREE)
-    plan = planned(Speculation(64, steps), *decoding(40))
-    assert sum(plan.values()) == MOST_PLANNED
-    assert steps.asked == MOST_PLANNED + 1
-
-
-def test_room_bounds_the_drafts_of_all_rows_together() -> None:
-    assert sum(planned(Speculation(8, Steps(FREE)), *decoding(5), room=7).values()) == 7
-
-
-@pytest.mark.parametrize(("left", "drafts"), [(1, 0), (2, 1), (3, 2), (100, 8)])
-def test_drafts_never_pass_max_tokens(left: int, drafts: int) -> None:
-    rows, ledger = decoding(1, max_tokens=1 + left)
-    plan = planned(Speculation(8, Steps(FREE)), rows, ledger)
-    assert plan.get(0, 0) == drafts
+    plan = planned(Speculation(most, steps), *decoding(rows, max_tokens=1 + left), room=room)
+    assert sum(plan.values()) == drafts
+    assert steps.asked <= drafts + 1
 
 
 def test_a_prompt_and_a_row_with_forced_tokens_have_no_drafts() -> None:
@@ -127,16 +116,6 @@ def test_the_number_of_drafts_is_the_best_of_all(
         assert chosen == 0 or rate(chosen) == pytest.approx(rate(best), rel=1e-4)
     else:
         assert rate(chosen) == pytest.approx(rate(best), rel=1e-4)
-
-
-def test_rows_whose_drafts_are_accepted_get_more_of_them() -> None:
-    rows, ledger = decoding(2)
-    speculation = Speculation(8, Steps(None))
-    for _ in range(10):
-        speculation.learn(rows[0], Drafts(4, 4))
-        speculation.learn(rows[1], Drafts(4, 0))
-    plan = planned(speculation, rows, ledger)
-    assert plan.get(0, 0) > plan.get(1, 0)
 
 
 def test_drafts_that_are_never_accepted_end_and_are_tried_again_later() -> None:

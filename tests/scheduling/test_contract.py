@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from scheduling.contract import PolicyError, check_plan, check_retired
-from seams import Advance, Plan
+from seams import Advance, Plan, View
 from tests.scheduling.shown import Shown, view
 
 WAITING = Shown(1)
@@ -54,42 +55,36 @@ def test_one_that_should_have_retired_is_named_as_such() -> None:
         check_retired(None, [left])  # type: ignore[arg-type]
 
 
-def test_no_more_requests_are_resident_than_their_limit_allows() -> None:
-    waiting = [Shown(n) for n in range(10, 14)]
-    plan = Plan([Advance(request, 4) for request in waiting])
-    check_plan(plan, view(waiting, limit=4))
-    with pytest.raises(PolicyError, match="admits 4 requests beside 1; 4 may be resident"):
-        check_plan(plan, view(waiting, [RESIDENT], limit=4))
-    check_plan(plan, view(waiting, [RESIDENT], limit=4, max_resident=5))
-    check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], limit=4))
+FOUR = [Shown(n) for n in range(10, 14)]  # each takes 12 blocks
+ALL = [Advance(request, 4) for request in FOUR]
+DECODING = [Shown(n, generated=1, computed=4) for n in range(20, 24)]
+DECODES = [Advance(request, 1) for request in DECODING]
 
 
-def test_no_more_are_admitted_than_the_memory_holds() -> None:
-    waiting = [Shown(n) for n in range(10, 14)]  # each takes 12 blocks
-    plan = Plan([Advance(request, 4) for request in waiting])
-    check_plan(plan, view(waiting, budget=48))
-    with pytest.raises(PolicyError, match=r"admits 4 requests; the 47 blocks .* hold 3 of them"):
-        check_plan(plan, view(waiting, budget=47))
-    with pytest.raises(PolicyError, match=r"admits 4 requests; the 36 blocks .* hold 3 of them"):
-        check_plan(plan, view(waiting, [RESIDENT], budget=36, limit=8))
-    check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], budget=36, limit=8))
-
-
-def test_a_batch_that_a_shortage_left_above_the_limit_may_run_on() -> None:
-    residents = [Shown(n, generated=1, computed=4) for n in range(4)]
-    plan = Plan([Advance(request, 1) for request in residents])
-    check_plan(plan, view([], residents, limit=2), most_rows=4)
-    with pytest.raises(PolicyError, match="plans 4 rows; the batch limit is 3"):
-        check_plan(plan, view([], residents, limit=2), most_rows=3)
-
-
-def test_an_iteration_has_no_more_rows_than_the_batch_limit_allows() -> None:
-    residents = [Shown(n, generated=1, computed=4) for n in range(10, 14)]
-    shown = view([WAITING], residents, limit=4, max_resident=8)
-    everyone = [*(Advance(request, 1) for request in residents), Advance(WAITING, 4)]
-    check_plan(Plan(everyone[1:]), shown)
-    with pytest.raises(PolicyError, match="plans 5 rows; the batch limit is 4"):
-        check_plan(Plan(everyone), shown, most_rows=8)
+@pytest.mark.parametrize(
+    ("plan", "shown", "most_rows", "message"),
+    [
+        (Plan(ALL), view(FOUR), None, None),
+        (Plan(ALL), view(FOUR, [RESIDENT]), None, "admits 4 requests beside 1; 4 may be resident"),
+        (Plan(ALL), view(FOUR, [RESIDENT], max_resident=5), None, None),
+        (Plan(ALL, [RESIDENT]), view(FOUR, [RESIDENT]), None, None),
+        (Plan(ALL), view(FOUR, budget=48), None, None),
+        (Plan(ALL), view(FOUR, budget=47), None, r"the 47 blocks .* hold 3 of them"),
+        (Plan(ALL), view(FOUR, [RESIDENT], budget=36, limit=8), None, r"the 36 blocks .* hold 3"),
+        (Plan(ALL, [RESIDENT]), view(FOUR, [RESIDENT], budget=36, limit=8), None, None),
+        # a batch that a shortage left above the limit may run on
+        (Plan(DECODES), view([], DECODING, limit=2), 4, None),
+        (Plan(DECODES), view([], DECODING, limit=2), 3, "plans 4 rows; the batch limit is 3"),
+        # but with a newcomer it has no more rows than the limit
+        (Plan([*DECODES[1:], ALL[0]]), view(FOUR, DECODING, max_resident=8), None, None),
+        (Plan([*DECODES, ALL[0]]), view(FOUR, DECODING, max_resident=8), 8, "plans 5 rows; .* 4"),
+    ],
+)
+def test_no_more_are_admitted_than_limits_and_memory_allow(
+    plan: Plan, shown: View, most_rows: int | None, message: str | None
+) -> None:
+    with pytest.raises(PolicyError, match=message) if message else nullcontext():
+        check_plan(plan, shown, most_rows)
 
 
 def test_pausing_chunks_and_waiting_for_a_moment_are_allowed() -> None:

@@ -114,13 +114,3 @@ def test_residents_that_pause_leave_before_those_that_run() -> None:
     grown = with_growth(Plan([Advance(oldest, 1), Advance(urgent, 1)]), shown)
     assert [request.id for request in grown.preempt] == [2]
     assert [step.request.id for step in grown.advance] == [1, 3]
-
-
-def test_the_oldest_stays_although_it_has_the_fewest_tokens_to_compute_again() -> None:
-    residents = [
-        Shown(id, computed=computed, generated=computed - 3, max_tokens=40, room=computed)
-        for id, computed in ((1, 5), (2, 18), (3, 16))
-    ]
-    shown = view([], residents, budget=39, used=39, growth_tokens=4)
-    grown = with_growth(Plan([Advance(resident, 1) for resident in residents]), shown)
-    assert [request.id for request in grown.preempt] == [3]

@@ -5,23 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scheduling.contract import PolicyOptionError
-from scheduling.policies.orca import Orca
-from scheduling.policies.shortest_first import ShortestFirst
-from scheduling.policies.stall_free import StallFree
-from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, make_policy
 from serving.config import Config
+from tests.scheduling.law import Law
 
 MINE = """
 from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
-
-class Mine(Orca):
-    pass
 
 class Configured(Orca):
     def __init__(self, options):
@@ -64,16 +59,21 @@ def test_each_policy_is_made_with_its_own_options() -> None:
         token_budget=99,
         max_bypass=5,
     )
-    made = {name: make_policy(name, config) for name in POLICIES}
-    assert isinstance(made["orca"], Orca)
-    tgi, stall_free, shortest = made["tgi"], made["stall-free"], made["shortest-first"]
-    assert isinstance(tgi, TGI)
+    made: Any = {name: make_policy(name, config) for name in POLICIES}
+    tgi = made["tgi"]
     assert (tgi.max_batch_prefill_tokens, tgi.max_batch_total_tokens) == (100, 200)
     assert (tgi.waiting_served_ratio, tgi.max_waiting_tokens) == (1.5, 7)
-    assert isinstance(stall_free, StallFree)
-    assert stall_free.token_budget == 99
-    assert isinstance(shortest, ShortestFirst)
-    assert shortest.max_bypass == 5
+    assert made["stall-free"].token_budget == 99
+    assert made["shortest-first"].max_bypass == 5
+
+
+@pytest.mark.parametrize("name", ["stall-free", "deadline"])
+def test_a_policy_and_its_parts_receive_the_servers_step_time(name: str) -> None:
+    law = Law()
+    made: Any = make_policy(name, Config(mode="dynamic", ttft_target_ms=5000.0), law)
+    assert getattr(made, "chunks", made).predictor is law
+    if name == "deadline":
+        assert (made.order.predictor, made.order.ttft_target_s) == (law, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,13 @@ def test_a_policy_that_cannot_be_loaded_is_refused_with_the_reason(
         make_policy(name, Config(mode="dynamic"))
 
 
-def test_a_custom_policy_is_loaded_by_its_name(my_policies: str) -> None:
-    config = Config(mode="dynamic", max_batch_size=9)
-    assert isinstance(make_policy(f"{my_policies}:Mine", config), Orca)
-    assert make_policy(f"{my_policies}:Configured", config).limit == 9  # type: ignore[attr-defined]
-
-
-def test_parameters_of_a_custom_policy_receive_the_options_that_they_name(my_policies: str) -> None:
-    config = Config(mode="dynamic", token_budget=99, max_bypass=5)
-    assert make_policy(f"{my_policies}:Named", config).given == (99, 5, 3)  # type: ignore[attr-defined]
+def test_a_custom_policy_is_loaded_by_its_name_with_the_options_that_it_names(
+    my_policies: str,
+) -> None:
+    config = Config(mode="dynamic", max_batch_size=9, token_budget=99, max_bypass=5)
+    configured: Any = make_policy(f"{my_policies}:Configured", config)
+    named: Any = make_policy(f"{my_policies}:Named", config)
+    assert (configured.limit, named.given) == (9, (99, 5, 3))
 
 
 def test_a_token_budget_that_decodes_alone_use_up_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from engine.inference import Inference
 from requested import Sampling
 from scheduling.policies.orders.vtc import VTC
 from scheduling.registry import POLICIES, make_policy
-from seams import Memory, Observer, Request, Served
+from seams import Memory, Observer, Served
 from serving.config import Config
 from tests.scheduling.shown import view
 
@@ -23,23 +23,19 @@ CHANGED = 8
 SORTED = {"hrrn", "deadline", "shortest-first"}  # their order changes with time
 
 
-class Counted(Sequence[Request]):
+class Counted(list[Any]):
     """Waiting requests, and how many were looked at."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests, self.looks = requests, 0
+    looks = 0
 
-    @overload
-    def __getitem__(self, at: int) -> Request: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Request]: ...
     def __getitem__(self, at: Any) -> Any:
-        found = self.requests[at]
+        found = super().__getitem__(at)
         self.looks += len(found) if isinstance(at, slice) else 1
         return found
 
-    def __len__(self) -> int:
-        return len(self.requests)
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += len(self)
+        return super().__iter__()
 
 
 def arriving(rng: random.Random, id: int) -> Inference:

@@ -4,13 +4,17 @@ after the other end the loop, too, unless a single request is their cause."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from batching import EngineFailedError
 from engine.failures import FAILURES_IN_A_ROW
-from engine.inference import DrainingError, Inference
+from engine.inference import DrainingError
+from records import Recorder
 from scheduling.policies.orca import Orca
 from seams import Plan, View
 from tests.batching.modes import MODES, Mode, every_mode
@@ -39,71 +43,63 @@ def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> 
     assert (world.model.iterations, world.memory.used) == (2, 0)
 
 
-def test_failures_in_a_row_of_different_requests_end_the_loop() -> None:
+@pytest.mark.parametrize(
+    ("prompts", "failing", "ends"),
+    [
+        (range(6), range(1, 100), True),
+        ([7] * 30, range(1, 100), False),  # one request that fails however often it is sent
+        (range(30), [n for n in range(1, 100) if n % FAILURES_IN_A_ROW], False),
+    ],
+)
+def test_failures_in_a_row_of_different_requests_end_the_loop(
+    prompts: Sequence[int], failing: Collection[int], ends: bool
+) -> None:
     world = World(DYNAMIC, max_batch_size=1)
-    world.model.fail_on = range(1, 100)
-    requests = [world.submit([n], 1) for n in range(FAILURES_IN_A_ROW + 1)]
-    with pytest.raises(EngineFailedError, match="5 iterations in a row failed, the last with"):
+    world.model.fail_on = failing
+    requests = [world.submit([prompt % 12], 1) for prompt in prompts]
+    world.manager.drain()
+    expected = pytest.raises(EngineFailedError, match="5 iterations in a row failed, the last with")
+    with expected if ends else nullcontext():
         driven(world)
-    assert [i.cause for i in requests] == [None] * FAILURES_IN_A_ROW + ["shutdown"]
+    failed = [i.end == "failed" for i in requests]
+    assert failed == [n in failing for n in range(1, 1 + len(prompts))]
+    assert [i.cause for i in requests if ends] == [*[None] * FAILURES_IN_A_ROW, "shutdown"][
+        : 6 * ends
+    ]
 
 
-def test_a_policy_that_always_fails_ends_the_loop_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(DYNAMIC)
+def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
+    class Broken(Orca):
+        def plan(self, view: View) -> Plan:
+            world.submit([len(world.submitted)], 1)  # a request always arrives
+            raise ZeroDivisionError("a policy of one's own")
 
-    def broken(policy: Orca, view: View) -> Plan:
-        world.submit([len(world.submitted)], 1)  # a request always arrives
-        raise ZeroDivisionError("a policy of one's own")
-
-    monkeypatch.setattr(Orca, "plan", broken)
+    world = World(replace(DYNAMIC, policy=lambda _: Broken()))
     world.submit([0], 1)
     with pytest.raises(EngineFailedError, match="a policy of one's own"):
         driven(world)
 
 
-def one_request_again_and_again(number: int) -> tuple[int, bool]:
-    return 7, True
-
-
-def a_success_in_between(number: int) -> tuple[int, bool]:
-    return number % 12, number % FAILURES_IN_A_ROW != 0
-
-
-@pytest.mark.parametrize("course", [one_request_again_and_again, a_success_in_between])
-def test_the_loop_survives(course: Callable[[int], tuple[int, bool]]) -> None:
-    """One request that fails however often it is sent, and failures with successes between."""
-    courses = [course(number) for number in range(1, 6 * FAILURES_IN_A_ROW)]
-    world = World(DYNAMIC, max_batch_size=1)
-    world.model.fail_on = {n for n, (_, fails) in enumerate(courses, start=1) if fails}
-    requests = [world.submit([prompt], 1) for prompt, _ in courses]
-    world.manager.drain()
-    driven(world)
-    assert [i.end == "failed" for i in requests] == [fails for _, fails in courses]
-    assert world.manager.unavailable == "the server is shutting down"
+def test_a_recorder_that_fails_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(DYNAMIC, also=cast(Recorder, "no recorder"))
+    world.submit([1], 3)
+    world.run()
+    check_closed(world)
+    assert len(caplog.records) == 5  # three iterations, a request, and a busy time
 
 
 # --- the model is lost ----------------------------------------------------------------------
 
 
-def lost_in(iterations: set[int], *max_tokens: int) -> tuple[World, list[Inference]]:
+def test_nobody_joins_a_suspect_before_its_first_token_and_that_clears_it() -> None:
     world = World(DYNAMIC)
-    world.model.lose_on = iterations
-    inferences = [world.submit([n], most) for n, most in enumerate(max_tokens)]
+    world.model.lose_on = {1, 2, 3, 6, 8, 10, 12}
+    first, second = world.submit([0], 8), world.submit([1], 8)
     world.run()
     check_closed(world)
-    assert {inference.end for inference in inferences} == {"length"}
-    return world, inferences
-
-
-def test_nobody_joins_a_suspect_before_its_first_token() -> None:
-    world, (first, second) = lost_in({1, 2, 3}, 4, 4)
-    alone = [decision.advance for decision in world.policy.decisions[3:5]]
-    assert alone == [[first.id], [second.id]]
-    assert world.policy.decisions[5].advance == [second.id, first.id]
-
-
-def test_a_token_in_between_clears_a_request() -> None:
-    lost_in({1, 2, 4, 6, 8, 10}, 8)  # every second iteration gives a token
+    assert first.end == second.end == "length"
+    advanced = [decision.advance for decision in world.policy.decisions]
+    assert advanced[3:6] == [[first.id], [second.id], [second.id, first.id]]
 
 
 def test_a_loss_between_iterations_is_no_requests_fault_and_the_batch_limit_outlives_it() -> None:

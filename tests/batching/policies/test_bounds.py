@@ -166,27 +166,22 @@ def test_nobody_waits_for_ever_whatever_the_others_tell_the_policy(
 
 
 @modes_of(["mlfq", "program"])
-def test_a_request_that_had_its_share_continues_although_new_ones_never_cease(mode: Mode) -> None:
-    world = World(mode, max_batch_size=2, budget=300)
+@pytest.mark.parametrize(("prompt", "max_tokens", "budget"), [(90, 30, 300), (60, 36, 100)])
+def test_a_request_that_had_its_share_or_needs_all_memory_continues_amid_new_ones(
+    mode: Mode, prompt: int, max_tokens: int, budget: int
+) -> None:
+    world = World(mode, max_batch_size=2, budget=budget)
     every_fourth_by_arrival(world)
-    long = world.submit([2] * 90, 30, program=1)
-    amid(world, long, lambda _: (world.submit([3], 3), world.submit([4], 2)))
-    assert any(record.generated < 4 for record in world.books.requests)
-
-
-@modes_of(["mlfq", "program"])
-def test_a_large_request_does_not_wait_for_ever_amid_small_ones(mode: Mode) -> None:
-    """It needs nearly all of the memory, and small ones never cease."""
-    world = World(mode, max_batch_size=4, budget=100, context=128)
     for n in range(4):
         world.submit([n] * 4, 12)
-    large = world.submit([2] * 60, 36)
+    long = world.submit([2] * prompt, max_tokens, program=1)
 
     def arrive(number: int) -> None:
         while world.manager.queue.size < 3:
-            world.submit([number % 13] * 4, 12)
+            world.submit([number % 13] * 4, 3)
 
-    amid(world, large, arrive)
+    amid(world, long, arrive)
+    assert any(record.generated < 4 for record in world.books.requests)
 
 
 @every(OPTIMISTIC_MODES)

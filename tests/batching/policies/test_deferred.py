@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
+from engine.inference import Inference
 from requested import ServiceClass
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.policies.orca import Orca
@@ -45,23 +46,17 @@ def of(policy: Policy) -> Mode:
     return replace(MODES[3], policy=lambda _: policy)
 
 
-class Timed(NamedTuple):
-    """An iteration's time and its immediate part, as planned and as served. A prefix hit, which
-    the plan does not count, leaves less to serve."""
-
-    planned_s: float
-    planned: Work
-    served_s: float
-    served: Work
-    mixed: bool  # there were deferred requests
+def lasts_s(work: Work) -> float:
+    return virtual_duration_s(work.num_rows, work.num_tokens)
 
 
 class Clocked(Wrapped):
-    """Any policy, with the times of its iterations."""
+    """Any policy, with the times of its iterations: as planned and as served, each with its
+    immediate part. A prefix hit, which the plan does not count, leaves less to serve."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self.iterations: list[Timed] = []
+        self.iterations: list[tuple[float, Work, float, Work, bool]] = []
 
     def plan(self, view: View) -> Plan:
         plan = self.policy.plan(view)
@@ -71,23 +66,14 @@ class Clocked(Wrapped):
         return plan
 
     def observe(self, rows: Iterable[Served]) -> None:
-        super().observe(rows)
         served = list(rows)
+        super().observe(served)
         immediate = [row for row in served if row.request.service_class == "immediate"]
-        self.iterations.append(
-            Timed(*self._planned, lasts_s(Work.done(served)), Work.done(immediate), self._mixed)
-        )
+        both = lasts_s(Work.done(served)), Work.done(immediate)
+        self.iterations.append((*self._planned, *both, self._mixed))
 
 
-def lasts_s(work: Work) -> float:
-    return virtual_duration_s(work.num_rows, work.num_tokens)
-
-
-def budget_s(immediate: Work, factor: float) -> float:
-    return factor * lasts_s(immediate.scaled(1 / factor))
-
-
-def sender(tokens: int, max_tokens: int = 1, service_class: ServiceClass = "deferred") -> Client:
+def sender(tokens: int, max_tokens: int, service_class: ServiceClass) -> Client:
     asks = {"prompt": [0] * tokens, "max_tokens": max_tokens, "seed": 0}
     return Client(0.0, {**asks, "service_class": service_class})
 
@@ -103,7 +89,7 @@ def sender(tokens: int, max_tokens: int = 1, service_class: ServiceClass = "defe
     max_step_ms=st.integers(1, 5),
 )
 @example(  # the last one begins like the one before it, whose blocks it shares
-    senders=[sender(1, 6, "immediate"), sender(3), sender(4)],
+    senders=[sender(1, 6, "immediate"), sender(3, 1, "deferred"), sender(4, 1, "deferred")],
     max_batch_size=2,
     budget=44,
     factor=1.05,
@@ -128,16 +114,17 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     cap_s = max(max_step_ms / 1000, factor * virtual_duration_s(1, 1), virtual_duration_s(1, 16))
     row_s = virtual_duration_s(1, 1) - virtual_duration_s(0, 0)
     floors, ahead_s = 0, 0.0
-    for it in policy.iterations:
-        most_s = max(factor * lasts_s(it.planned), budget_s(it.planned, factor) + row_s)
-        if not it.planned.num_tokens:
-            floors += it.planned_s > cap_s * (1 + 1e-9)
-        elif it.planned_s > most_s * (1 + 1e-9):
+    for planned_s, planned, served_s, served, mixed in policy.iterations:
+        share_s = factor * lasts_s(planned.scaled(1 / factor))
+        most_s = max(factor * lasts_s(planned), share_s + row_s)
+        if not planned.num_tokens:
+            floors += planned_s > cap_s * (1 + 1e-9)
+        elif planned_s > most_s * (1 + 1e-9):
             floors += 1
-        elif it.mixed:
-            share_s = budget_s(it.served, factor)
-            spare_s = max(factor * lasts_s(it.served) - share_s, row_s)
-            ahead_s = max(ahead_s + it.served_s - share_s, -spare_s)
+        elif mixed:
+            share_s = factor * lasts_s(served.scaled(1 / factor))
+            spare_s = max(factor * lasts_s(served) - share_s, row_s)
+            ahead_s = max(ahead_s + served_s - share_s, -spare_s)
             if ahead_s > 1e-9:
                 floors += 1
                 ahead_s -= row_s
@@ -153,30 +140,28 @@ def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_me
     """Earliest deadline first, deferred requests alone, as large a step as there are places: where
     it meets a deadline in half the time, and the time that immediate ones are present is left over
     twice, the deadline is met beside them."""
-    patient = [replace(s, patience_s=None) for s in senders]
-    later = [s for s in patient if s.asks["service_class"] == "deferred"]
-    soon = [s for s in patient if s.asks["service_class"] == "immediate"]
 
-    alone = World(of(EarliestDeadline()), max_batch_size=max_batch_size)
-    in_time = play(alone, later)
-    immediate = World(MODES[3], max_batch_size=max_batch_size)
-    play(immediate, soon)
-    present_s = sum(end_s - start_s for start_s, end_s in immediate.books.busy_periods)
+    class EarliestDeadline(Orca):
+        def plan(self, view: View) -> Plan:
+            due = sorted(view.waiting, key=lambda r: (r.arrival_s + (r.deadline_s or 1e9), r.id))
+            return super().plan(replace(view, waiting=due))
 
-    mine = World(of(Budget(Orca(), Law(), factor)), max_batch_size=max_batch_size)
-    ours = [i for i in play(mine, patient) if i.service_class == "deferred"]
+    def served(policy: Policy, *classes: ServiceClass) -> tuple[World, list[Inference]]:
+        world = World(of(policy), max_batch_size=max_batch_size)
+        chosen = [replace(s, patience_s=None) for s in senders]
+        found = play(world, [s for s in chosen if s.asks["service_class"] in classes])
+        return world, [i for i in found if i.service_class == "deferred"]
+
+    _, in_time = served(EarliestDeadline(), "deferred")
+    present, _ = served(Orca(), "immediate")
+    present_s = sum(end_s - start_s for start_s, end_s in present.books.busy_periods)
+    _, ours = served(Budget(Orca(), Law(), factor), "immediate", "deferred")
     for edf, inference in zip(in_time, ours, strict=True):
         assert edf.record is not None
         assert inference.record is not None
         took_s = edf.record.end_s - edf.record.arrival_s
         if edf.deadline_s is not None and 2 * (took_s + present_s) <= edf.deadline_s:
             assert inference.record.end_s - inference.record.arrival_s <= edf.deadline_s
-
-
-class EarliestDeadline(Orca):
-    def plan(self, view: View) -> Plan:
-        waiting = sorted(view.waiting, key=lambda r: (r.arrival_s + (r.deadline_s or 1e9), r.id))
-        return super().plan(replace(view, waiting=waiting))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -210,22 +195,16 @@ def test_deferred_requests_that_outgrow_the_memory_together_all_end(
 
 
 def test_the_first_deferred_request_puts_the_wrapper_on_which_knows_the_load_before_it() -> None:
-    predictor, wrapped = Predictor(), list[Budget]()
-
-    def with_deferred(policy: Policy) -> Policy:
-        wrapped.append(Budget(policy, predictor))
-        return wrapped[-1]
-
-    world = World(MODES[3], also=predictor, with_deferred=with_deferred)
+    predictor = Predictor()
+    world = World(MODES[3], also=predictor, with_deferred=lambda policy: Budget(policy, predictor))
     for _ in range(3):
         world.submit([1, 2], 4)
     world.step()
-    assert not wrapped
+    assert world.manager.policy is world.policy
     world.submit([5], 3, service_class="deferred")
     world.submit([6], 3, service_class="deferred")
     world.step()
-    (budget,) = wrapped
-    assert world.manager.policy is budget
+    budget: Any = world.manager.policy
     assert budget.inner is world.policy
     assert predictor.load == Load(0.0, 3, 3 * (2 + 4))
     assert budget._seen.load.residents == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from scheduling.policies.orca import Orca
-from scheduling.policies.tgi import TGI
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
 from seams import Plan, Policy, Served, View
@@ -23,6 +21,7 @@ from telemetry.stats import Recorders
 from tests.batching.modes import MAX_BYPASS, MODES, PREFILL_TOKENS, TOKEN_BUDGET
 from tests.batching.virtual import Client, World, Wrapped, check_closed, moments, play, workloads
 from tests.examples import examples
+from tests.scheduling.shown import signals
 
 
 class Doubtful(Wrapped):
@@ -38,23 +37,14 @@ class Doubtful(Wrapped):
         return plans[-1]
 
 
-SIZES: dict[str, Any] = {
-    "max_batch_size": 8,
-    "max_batch_prefill_tokens": PREFILL_TOKENS,
-    "waiting_served_ratio": 0.5,
-    "max_waiting_tokens": 4,
-    "token_budget": TOKEN_BUDGET,
-    "max_bypass": MAX_BYPASS,
-    "deferred_max_step_ms": 3.0,
-}
-
-
 @pytest.mark.parametrize("name", POLICIES)
 @examples(12)
 @given(
     deferred_policy=st.sampled_from(["budget", "fifo", "priority", "exclusive"]),
     workload=workloads(
-        service_class=st.sampled_from(["immediate", "deferred"]), deadline_s=moments(50)
+        told=signals(),
+        service_class=st.sampled_from(["immediate", "deferred"]),
+        deadline_s=moments(50),
     ),
     limits=st.fixed_dictionaries(
         {
@@ -72,7 +62,17 @@ def test_dropped_plans_change_no_later_one(
     limits: dict[str, Any],
     growth_tokens: int | None,
 ) -> None:
-    config = Config(mode="dynamic", policy=name, deferred_policy=deferred_policy, **SIZES)
+    config = Config(
+        mode="dynamic",
+        policy=name,
+        deferred_policy=deferred_policy,
+        max_batch_size=8,
+        max_batch_prefill_tokens=PREFILL_TOKENS,
+        max_waiting_tokens=4,
+        token_budget=TOKEN_BUDGET,
+        max_bypass=MAX_BYPASS,
+        deferred_max_step_ms=3.0,
+    )
 
     def books(times: int) -> object:
         predictor = Predictor()
@@ -115,19 +115,3 @@ def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() 
         assert sum(mine) == inference.generated
     assert (first.end, late.end) == ("failed", "length")
     assert policy.ended == 2  # by a stop token, and by its length
-
-
-def test_nobody_waits_for_two_prefills_in_a_row_though_the_first_is_in_flight() -> None:
-    policy = TGI(PREFILL_TOKENS, None, waiting_served_ratio=0.5, max_waiting_tokens=4)
-    world = World(replace(MODES[3], policy=lambda _: policy), lookahead=1)
-    running = [world.submit([n], 60) for n in range(2)]
-    for _ in range(6):
-        world.step()
-    for n in range(6):
-        world.submit([n] * 12, 20)
-    world.run()
-    check_closed(world)
-    for inference in running:
-        course = world.kinds(inference.id)
-        assert "paused" in course
-        assert ("paused", "paused") not in itertools.pairwise(course)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.classes.budget import (
@@ -18,9 +19,7 @@ from scheduling.classes.budget import (
 )
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
-from scheduling.growth import with_growth
 from scheduling.policies.orca import Orca
-from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
@@ -54,6 +53,7 @@ def mixtures(draw: st.DrawFn) -> View:
         for r in (*waiting, *resident)
     ]
     used = sum(r.room for r in all_requests)
+    assume(all_requests)
     return view(
         all_requests[: len(waiting)],
         all_requests[len(waiting) :],
@@ -79,10 +79,11 @@ def without_deferred(shown: View) -> View:
 
 
 @every_policy
-@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+@given(shown=mixtures(), factor=FACTORS)
 def test_immediate_requests_get_the_plan_that_they_would_get_alone(
     make: Callable[[], Policy], shown: View, factor: float
 ) -> None:
+    """At the cost of the deferred requests with the fewest computed tokens."""
     alone = without_deferred(shown)
     expected = make().plan(alone) if alone.waiting or alone.resident else Plan()
     for wrapped in (Budget(make(), Law(), factor), Exclusive(make())):
@@ -91,61 +92,11 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
         mine = [step for step in plan.advance if step.request.service_class == "immediate"]
         assert mine == list(expected.advance)
         assert of_class(plan.preempt, "immediate") == list(expected.preempt)
-
-
-@every_policy
-@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
-def test_dropped_requests_suffice_and_have_the_fewest_computed_tokens(
-    make: Callable[[], Policy], shown: View, factor: float
-) -> None:
-    plan = Budget(make(), Law(), factor).plan(shown)
-    new = [step.request for step in plan.advance if not step.request.resident]
-    assert shown.memory.fit(new, plan.preempt) == len(new)
-    assert len(shown.resident) - len(plan.preempt) + len(new) <= shown.max_batch_size
-    kept = [r for r in of_class(shown.resident, "deferred") if r not in plan.preempt]
-    assert all(
-        gone.computed <= stays.computed
-        for gone in of_class(plan.preempt, "deferred")
-        for stays in kept
-    )
-    if not of_class(new, "immediate"):
-        assert not of_class(plan.preempt, "deferred")
-
-
-@given(
-    shown=mixtures().filter(lambda shown: shown.waiting or shown.resident),
-    factor=FACTORS,
-    max_step_ms=st.integers(1, 4),
-)
-def test_no_iteration_takes_longer_than_the_budget(
-    shown: View, factor: float, max_step_ms: int
-) -> None:
-    law = Law()
-    policy = Budget(Orca(), law, factor, max_step_ms / 1000)
-    plan = policy.plan(shown)
-    taken_s = law.seconds(Work.of(plan.advance))
-    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
-    assert taken_s is not None
-    if immediate:
-        alone_s = law.seconds(Work.of(immediate))
-        assert alone_s is not None
-        assert taken_s <= max(factor * alone_s, alone_s) * (1 + 1e-9)
-    elif len(plan.advance) > 1 or any(step.num_tokens > 16 for step in plan.advance):
-        assert taken_s <= max(max_step_ms / 1000, factor * virtual_duration_s(1, 1)) * (1 + 1e-9)
-
-
-@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
-def test_requests_that_still_fit_are_admitted(shown: View, factor: float) -> None:
-    """A resident deferred row that decodes is left out only if it would not have fitted."""
-    policy = Budget(Orca(), Law(), factor)
-    plan = policy.plan(shown)
-    work = Work.of(plan.advance)
-    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
-    seconds = policy.allowance(Work.of(immediate), 1.0, 1).budget_s
-    advanced = [step.request for step in plan.advance]
-    for request in of_class(shown.resident, "deferred"):
-        if request not in (*advanced, *plan.preempt):
-            assert virtual_duration_s(work.num_rows + 1, work.num_tokens + 1) > seconds
+        if isinstance(wrapped, Budget):
+            gone = of_class(plan.preempt, "deferred")
+            kept = [r.computed for r in of_class(shown.resident, "deferred") if r not in gone]
+            assert max((r.computed for r in gone), default=0) <= min(kept, default=math.inf)
+            assert not gone or any(not step.request.resident for step in mine)
 
 
 def deferred(id: int, computed: int = 4, **more: object) -> Shown:
@@ -164,12 +115,8 @@ def test_the_least_laxity_is_first() -> None:
         deferred(3, deadline_s=50.0),
     )
     shown = view([], [decoding(0), relaxed, urgent, hopeless], used=48)
-    alone_s = virtual_duration_s(1, 1)
-    for rows in (1, 2):  # so many fit
-        target_s = virtual_duration_s(1 + rows, 1 + rows)
-        plan = Budget(Orca(), Law(), target_s=target_s).plan(shown)
-        assert [s.request.id for s in plan.advance] == [0, 3, 2][: 1 + rows]
-        assert target_s > alone_s
+    plan = Budget(Orca(), Law(), target_s=virtual_duration_s(3, 3)).plan(shown)  # two fit
+    assert [s.request.id for s in plan.advance] == [0, 3, 2]
 
 
 def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -> None:
@@ -180,10 +127,9 @@ def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -
             return 10.0
 
     waiting = [
-        Shown(5, prompt_tokens=1, service_class="deferred", deadline_s=d, arrival_s=100.0)
-        for d in (1000.0, 150.0)
+        Shown(id, 100.0, prompt_tokens=1, service_class="deferred", deadline_s=deadline_s)
+        for id, deadline_s in ((5, 1000.0), (6, 150.0))
     ]
-    waiting = [replace(request, id=5 + n) for n, request in enumerate(waiting)]
     begun = deferred(1, deadline_s=900.0)
     policy = Budget(Orca(), Slow(), max_step_s=100.0)
     shown = view(waiting, [begun], used=12)
@@ -203,9 +149,8 @@ def test_a_newcomer_that_does_not_fit_delays_no_resident() -> None:
 def test_if_nothing_fits_the_minimum_grants_one_row_every_100_iterations() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
     policy = Budget(Orca(), Law(), factor=1.0)
-    rows = [len(carried_out(policy, shown).advance) for _ in range(300)]
-    assert set(rows) == {1, 2}
-    assert [number for number, count in enumerate(rows, 1) if count == 2] == [100, 200, 300]
+    rows = [len(carried_out(policy, shown).advance) for _ in range(200)]
+    assert rows == [*[1] * 99, 2] * 2
 
 
 def test_without_predictions_a_few_tokens_join_and_more_without_immediate_requests() -> None:
@@ -251,24 +196,11 @@ def test_a_row_that_costs_more_than_others_has_its_turn() -> None:
     assert sum(turns[1:]) == 0  # the earliest deadline takes all that is saved
 
 
-def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
-    waiting = [Shown(n, service_class="deferred") for n in range(20)]
-    shown = view(waiting, limit=30)
-    policy = Budget(Orca(), Law(0.01), factor=1.25, max_step_s=1.0)
-    present = [decoding(90 + n) for n in range(28)]
-    carried_out(policy, view([], present, limit=30, used=336, now_s=shown.now_s - 1.0))
-    plan = policy.plan(shown)
-    tokens = Work.of(plan.advance).num_tokens
-    assert virtual_duration_s(len(plan.advance), tokens) <= 0.01 * 0.25 / 1.25
-    assert len(plan.advance) <= 3  # places stay free for their like
-
-
 def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
     present = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
     policy = Budget(Orca(), Law())
-    first = carried_out(policy, view(queue, present, limit=6, used=36))
-    assert len(first.advance) <= 6
+    carried_out(policy, view([], present, limit=6, used=36))
     again = policy.plan(view(queue, [], limit=6))
     assert len(again.advance) == 3
     for _ in range(1000):
@@ -313,22 +245,14 @@ def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
 
 # --- immediate requests come first ----------------------------------------------------------
 
-WAYS: dict[str, Callable[[Policy], Policy]] = {
-    "budget": lambda inner: Budget(inner, Law()),
-    "priority": Priority,
-    "exclusive": Exclusive,
-    "none-waiting": NoneWaiting,
-}
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-
 
 def admitted(plan: Plan, shown: View) -> list[Request]:
     return [step.request for step in plan.advance if step.request in shown.waiting]
 
 
-@every_way
+@pytest.mark.parametrize("way", [Priority, NoneWaiting])  # the others plan as if alone
 @every_policy
-@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident))
+@given(shown=mixtures())
 def test_no_deferred_request_takes_the_place_of_an_immediate_one(
     make: Callable[[], Policy], way: Callable[[Policy], Policy], shown: View
 ) -> None:
@@ -341,14 +265,3 @@ def test_no_deferred_request_takes_the_place_of_an_immediate_one(
     immediate = of_class(shown.waiting, "immediate")
     alone = make().plan(replace(shown, waiting=immediate)) if immediate else Plan()
     assert [r for r in admitted(alone, shown) if r not in new] == []
-
-
-def test_if_residents_grow_deferred_requests_are_the_first_to_wait_again() -> None:
-    """The plan admits both; once the resident has grown by three tokens one of them fits."""
-    resident = Shown(9, generated=1, computed=4, room=4)
-    waiting = [Shown(10, service_class="deferred", max_tokens=1), Shown(11, max_tokens=3)]
-    shown = view(waiting, [resident], budget=17, used=4, growth_tokens=3)
-    plan = Priority(ShortestFirst()).plan(shown)
-    assert len(plan.advance) == 3
-    grown = with_growth(plan, shown)
-    assert [step.request.id for step in grown.advance] == [9, 11]

@@ -57,12 +57,6 @@ def test_prompts_take_all_time_until_the_first_decode_is_due_from_those_that_can
     assert seconds([plan.advance[0], Advance(chunk.request, chunk.num_tokens + 1)]) > 0.010
 
 
-def test_prompts_that_have_begun_continue_before_new_ones() -> None:
-    begun = Shown(9, NOW_S - 1.0, prompt_tokens=8000, computed=500)
-    plan = planned([prompt(8000)], [decode(1, 0.010), begun])
-    assert ids(plan) == [1, 9]
-
-
 def test_of_the_other_decodes_as_many_as_there_is_time_for_run_those_due_first() -> None:
     tokens = 100
     rows = [decode(3, 0.0), prompt(tokens), decode(2, 0.0)]
@@ -72,7 +66,7 @@ def test_of_the_other_decodes_as_many_as_there_is_time_for_run_those_due_first()
     assert ids(plan) == [3, 50, 2]
 
 
-@pytest.mark.parametrize("generated", [1, 2, 7])
+@pytest.mark.parametrize("generated", [1, 7])
 def test_a_token_is_due_after_the_requests_own_targets_or_else_the_servers(generated: int) -> None:
     """Both have the same slack, and so does each of their tokens."""
     by_default = decode(1, 0.010, generated)
@@ -88,23 +82,19 @@ def test_a_token_is_due_after_the_requests_own_targets_or_else_the_servers(gener
 
 
 @pytest.mark.parametrize(
-    ("residents", "law"),
+    ("waiting", "residents", "law"),
     [
-        ([decode(1, -0.1), decode(2, -0.2)], LAW),
-        ([decode(1, 0.6), decode(2, 0.010)], Law(known=False)),
-        ([], LAW),
+        ([prompt(8000)], [decode(1, -0.1), decode(2, -0.2)], LAW),
+        ([prompt(8000)], [decode(1, 0.6), decode(2, 0.010)], Law(known=False)),
+        ([prompt(8000)], [], LAW),
+        ([], [decode(1, 0.6), decode(2, 0.010)], LAW),
     ],
-    ids=["all are late", "nothing is learnt", "no request decodes"],
+    ids=["all are late", "nothing is learnt", "no request decodes", "no prompt"],
 )
 def test_where_there_is_no_slack_to_spend_it_is_stall_free(
-    residents: list[Shown], law: Law
+    waiting: list[Shown], residents: list[Shown], law: Law
 ) -> None:
-    waiting = [prompt(8000)]
     shown = view(waiting, residents, now_s=NOW_S, limit=12, budget=20_000)
     plan = planned(waiting, residents, law)
     assert plan == StallFree(predictor=law).plan(shown)
-    assert ids(plan) == [*(request.id for request in residents), 50]
-
-
-def test_without_a_prompt_all_decodes_run() -> None:
-    assert ids(planned([], [decode(1, 0.6), decode(2, 0.010)])) == [1, 2]
+    assert ids(plan) == [request.id for request in (*residents, *waiting)]

@@ -3,10 +3,8 @@ take, and how it learns that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,8 +17,6 @@ from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
 from seams import Advance, View
 from serving.config import Config
-from tests.batching.modes import MODES
-from tests.batching.virtual import TICK_S, World, check_closed
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, view
 
@@ -89,18 +85,6 @@ def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
         assert total - decodes >= LEAST_PROMPT_TOKENS
 
 
-def test_chunks_shrink_as_the_past_of_a_prompt_grows_but_not_to_nothing() -> None:
-    law = law_of(pair_s=1e-6)
-    chunks = [
-        prompt_of(view([], [*decoding(20), long(past)], limit=32, budget=9000), law)
-        for past in (1, 1000, 4000, 7000)
-    ]
-    assert chunks == sorted(chunks, reverse=True)
-    assert chunks[0] > 1.8 * chunks[1] > 1.8 * chunks[3]
-    costly = replace(law, pair_s=1e-3)
-    assert prompt_of(view([], [*decoding(20), long(7000)], limit=32), costly) == LEAST_PROMPT_TOKENS
-
-
 def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
     shown = view([long()], decoding(20), limit=32, budget=9000, hits={100: 4000})
     law = law_of(pair_s=1e-6)
@@ -121,42 +105,6 @@ def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(
 ) -> None:
     shown = view([Shown(1, prompt_tokens=20_000)], limit=32, budget=30_000)
     assert prompt_of(shown, law) == tokens
-
-
-def test_the_server_gives_its_step_time_to_the_policy() -> None:
-    predictor = Predictor()
-    policy = make_policy("stall-free", Config(mode="dynamic"), predictor)
-    assert isinstance(policy, StallFree)
-    assert policy.token_budget == "auto"
-    assert policy.predictor is predictor
-
-
-@pytest.mark.parametrize("lookahead", [0, 1])
-def test_decodes_are_not_stalled_by_long_prompts_once_the_step_time_is_learnt(
-    lookahead: int,
-) -> None:
-    """In virtual time, where an iteration takes what its rows and tokens say."""
-    predictor = Predictor()
-    world = World(
-        replace(MODES[3], policy=lambda _: StallFree(predictor=predictor)),
-        max_batch_size=24, context=1024, budget=30_000, lookahead=lookahead, also=predictor,
-    )  # fmt: skip
-
-    def burst(at_s: float) -> list[tuple[float, Callable[[], object]]]:
-        others: list[Callable[[], object]] = [
-            partial(world.submit, [n % 12] * 8, 900) for n in range(8)
-        ]
-        prompts = [partial(world.submit, [n % 12] * 700, 4) for n in range(16)]
-        return [(at_s, one) for one in others] + [(at_s + 100 * TICK_S, one) for one in prompts]
-
-    world.run([*burst(0.0), *burst(8.0)])
-    check_closed(world)
-    ends_s = [(r.start_s, r.start_s + r.duration_s) for r in world.books.iterations]
-    learnt = [(a, b) for a, b in ends_s if a > 8.0]
-    itl_s = [later - earlier for (_, earlier), (_, later) in pairwise(learnt)]
-    undisturbed_s = sorted(itl_s)[len(itl_s) // 2]
-    assert max(itl_s) <= 3 * undisturbed_s
-    assert max(record.num_tokens for record in world.books.iterations) > 2 * 24 + PROMPT_TOKENS
 
 
 @pytest.mark.parametrize("name", ["stall-free", "fair-slack"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,40 +16,26 @@ from seams import Served
 from serving.config import Config
 from tests.scheduling.shown import Shown, view
 
-PAGE = Path(__file__).parents[3] / "docs" / "write-a-policy.md"
+PAGE = (Path(__file__).parents[3] / "docs" / "write-a-policy.md").read_text()
 
 
-@pytest.fixture
-def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The page's Python; the first block lies in a folder where imports find it."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "my_policies.py").write_text(found[0])
+def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, counting, *_, tests = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_policies.py").write_text(written)
     monkeypatch.syspath_prepend(tmp_path)
-    yield found
-    sys.modules.pop("my_policies", None)
-
-
-def test_the_policy_has_ten_lines_and_is_loaded_by_name(blocks: list[str]) -> None:
-    body = blocks[0].split("class ")[1].splitlines()
-    assert len([line for line in body if line]) <= 10
-    assert "--policy my_policies:ShortestFirst" in PAGE.read_text()
-    policy = make_policy("my_policies:ShortestFirst", Config(mode="dynamic"))
-    assert policy.plan(view([Shown(1)])).advance
-
-
-def test_the_counting_of_the_page_counts(blocks: list[str]) -> None:
-    names: dict[str, Any] = {}
-    exec(blocks[1], names)
-    policy = SimpleNamespace(served=Counter())
-    names["observe"](policy, [Served(Shown(1), 4, 1), Served(Shown(2), 1, 0)])
-    assert policy.served == {"immediate": 6}
-
-
-def test_the_tests_of_the_page_pass(blocks: list[str]) -> None:
-    names: dict[str, object] = {}
-    exec(blocks[-1], names)
-    tests = [test for name, test in names.items() if name.startswith("test_")]
-    assert len(tests) == 2
-    for test in tests:
-        assert callable(test)
-        test()
+    try:
+        assert "--policy my_policies:ShortestFirst" in PAGE
+        policy: Any = make_policy("my_policies:ShortestFirst", Config(mode="dynamic"))
+        assert policy.plan(view([Shown(1)])).advance
+        names: dict[str, Any] = {}
+        exec(counting, names)
+        policy = SimpleNamespace(served=Counter())
+        names["observe"](policy, [Served(Shown(1), 4, 1), Served(Shown(2), 1, 0)])
+        assert policy.served == {"immediate": 6}
+        exec(tests, names)
+        found = [test for name, test in names.items() if name.startswith("test_")]
+        assert len(found) == 2
+        for test in found:
+            test()
+    finally:
+        sys.modules.pop("my_policies", None)

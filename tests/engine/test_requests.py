@@ -1,4 +1,4 @@
-"""The queue between the threads that submit and the loop."""
+"""What the engine keeps of requests: the queue between its threads, and the learnt lengths."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.inference import Inference
+from engine.lengths import LEAST, USERS_KEPT, LengthPredictor
 from engine.queue import RequestQueue
 from requested import Sampling
 
@@ -16,12 +17,6 @@ PATIENCE_S = 20.0  # only a failing test waits so long
 
 def request() -> Inference:
     return Inference([1], 1, Sampling(), 0.0)
-
-
-def an_open_queue() -> RequestQueue:
-    queue = RequestQueue(8)
-    queue.open(context=8, kv_tokens=8)
-    return queue
 
 
 NEWS: dict[str, Callable[[RequestQueue], None]] = {
@@ -36,10 +31,9 @@ NEWS: dict[str, Callable[[RequestQueue], None]] = {
 def test_an_event_after_the_loops_last_look_keeps_it_awake(
     happens: Callable[[RequestQueue], None],
 ) -> None:
-    """In the order of the loop: read, is it over, sleep; the update comes just before it sleeps."""
-    queue = an_open_queue()
+    queue = RequestQueue(8)
+    queue.open(context=8, kv_tokens=8)
     queue.read()
-    assert not queue.is_over()
     happens(queue)
     sleeper = threading.Thread(target=queue.sleep, args=(float("inf"),), daemon=True)
     sleeper.start()
@@ -47,12 +41,20 @@ def test_an_event_after_the_loops_last_look_keeps_it_awake(
     assert not sleeper.is_alive()
 
 
-def test_ids_increase_in_the_order_of_arrival_not_of_construction() -> None:
-    queue = an_open_queue()
-    requests = [request() for _ in range(5)]
-    arriving = [requests[n] for n in (3, 0, 4, 1, 2)]
-    for inference in arriving:
-        queue.put(inference)
-    assert queue.read().arrivals == arriving
-    ids = [inference.id for inference in arriving]
-    assert ids == sorted(set(ids))
+def test_the_median_of_a_users_own_requests_of_this_length_comes_before_that_of_all() -> None:
+    lengths = LengthPredictor()
+    assert lengths.predict(1, 10) is None
+    for generated in (2, 900, 3, 4):
+        lengths.learn(1, 10, generated)
+    assert lengths.predict(1, 9) == lengths.predict(2, 9) == 4
+    assert lengths.predict(1, 100) is None
+    for _ in range(LEAST):
+        lengths.learn(2, 10, 50)
+    assert (lengths.predict(1, 10), lengths.predict(2, 10)) == (4, 50)
+
+
+def test_of_many_users_the_idle_ones_are_forgotten() -> None:
+    lengths = LengthPredictor()
+    for user in range(USERS_KEPT + 5):
+        lengths.learn(user, 10, 70)
+    assert len(lengths._users) == USERS_KEPT
