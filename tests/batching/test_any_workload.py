@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from engine.failures import LOSSES_IN_A_BATCH
 from generate.rectangle import RectangleLedger
-from records import Arrived, Ended
+from records import Arrived, Ended, IterationRecord
 from requested import Constraint
-from scheduling.classes.budget import Budget
-from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.prediction.predictor import Predictor
+from scheduling.registry import with_deferred
 from seams import Policy
-from telemetry.stats import Recorders, Stats
 from tests.batching.modes import MODES, Mode, every_mode_and_policy
 from tests.batching.virtual import TICK_S, Client, World, check_closed, moments, play, workloads
 from tests.examples import examples
@@ -40,13 +38,6 @@ ASKED: dict[str, st.SearchStrategy[Any]] = {
     "scored": st.booleans(),
     "service_class": st.sampled_from(["immediate", "immediate", "deferred"]),
     "deadline_s": st.none() | moments(400),
-}
-WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {
-    "fifo": lambda inner, _: inner,
-    "budget": lambda inner, predictor: Budget(inner, predictor, 1.3, 0.003),
-    "priority": lambda inner, _: Priority(inner),
-    "exclusive": lambda inner, _: Exclusive(inner),
-    "none waiting": lambda inner, _: NoneWaiting(inner),
 }
 
 
@@ -110,7 +101,7 @@ SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
 @given(
     workload=workloads(3, signals(), **ASKED),
     limits=LIMITS,
-    way=st.sampled_from(list(WAYS)),
+    way=st.sampled_from(["fifo", "budget", "priority", "exclusive"]),
     speculate=st.integers(0, 5),
     mishaps=st.just(Mishaps()) | MISHAPS,
 )
@@ -118,23 +109,34 @@ def test_every_client_gets_the_tokens_it_would_get_alone_and_the_books_close(
     mode: Mode,
     workload: list[Client],
     limits: dict[str, int],
-    way: str,
+    way: Any,
     speculate: int,
     mishaps: Mishaps,
 ) -> None:
     """With random requests and signals, departures, failures, losses and shortages of others."""
     in_rows = mode in MODES  # these neither pause a request nor draft
-    make, predictor, stats = mode.policy, Predictor(), Stats(0.0)
-    wrap = WAYS["none waiting" if in_rows else way]
+    predictor = Predictor()
+
+    def policy(wait_s: float) -> Policy:
+        return with_deferred(
+            mode.policy(wait_s),
+            predictor,
+            mode="static" if in_rows else "dynamic",
+            deferred_policy=way,
+            deferred_budget=1.3,
+            deferred_max_step_ms=3.0,
+            deferred_target_ms=None,
+        )
+
     world = World(
-        replace(mode, policy=lambda wait_s: wrap(make(wait_s), predictor)),
+        replace(mode, policy=policy),
         **limits,  # type: ignore[arg-type]
-        also=Recorders(stats, predictor),
+        also=predictor,
         speculate=0 if mode.ledger is RectangleLedger else speculate,
     )
     play(world, workload, mishaps.befall(world))
     check_closed(world)
-    check_history(world, stats, exact=mishaps == Mishaps())
+    check_history(world, exact=mishaps == Mishaps())
     assert world.manager.drained == (mishaps.stop is not None)
     aborted = mishaps.stop is not None and not mishaps.stop[1]
     for inference in world.submitted:
@@ -145,19 +147,20 @@ def test_every_client_gets_the_tokens_it_would_get_alone_and_the_books_close(
         assert not any(inference.end == "cancelled" for inference in world.submitted)
 
 
-def check_history(world: World, stats: Stats, *, exact: bool) -> None:
-    """What the rows of all iterations add up to is what `/stats` says, and a slot is one request's
-    from its admission until it leaves. `exact`: nothing went wrong."""
-    new, done = world.manager.history.since(0), world.iterations()
+def check_history(world: World, *, exact: bool) -> None:
+    """Rows add up to their records, and a slot is one request's from its admission until it leaves.
+    `exact`: nothing went wrong."""
+    new = world.manager.history.since(0)
+    done = [event for event in new.events if isinstance(event, IterationRecord)]
     assert new.missed == 0
     assert done == world.books.iterations
-    batches, slots, preempted = Counter[int](), dict[int, int](), Counter[int]()
+    slots, preempted = dict[int, int](), Counter[int]()
     for record in done:
         computed = [row for row in record.rows if row.kind not in ("held", "paused")]
         assert all(row.num_tokens > 0 for row in computed)
         assert sum(row.num_tokens for row in record.rows) == record.num_tokens
         assert record.num_drafts == sum(row.accepted + row.rejected for row in record.rows)
-        batches[sum(row.kind != "paused" for row in record.rows)] += 1
+        assert record.batch_size == sum(row.kind != "paused" for row in record.rows)
         assert record.used_blocks > 0
         held = record.used_blocks + record.cached_blocks + record.free_blocks
         assert held == world.memory.num_blocks
@@ -168,15 +171,8 @@ def check_history(world: World, stats: Stats, *, exact: bool) -> None:
         assert len(set(here.values())) == len(here)
         assert max(here.values()) < world.manager.max_resident
         assert all(slots.setdefault(id, slot) == slot for id, slot in here.items())
-    summary = stats.summary(world.now_s, world.manager)
-    assert summary["batch-size"]["histogram"] == {str(n): batches[n] for n in sorted(batches)}
-    assert summary["total-tokens-handled"] == sum(i.num_generated for i in done)
-    positions = sum(i.num_positions for i in done)
-    padding = sum(i.padding for i in done)
-    assert summary["padding-share"] == (padding / positions if positions else None)
     ended = [event for event in new.events if isinstance(event, Ended)]
     assert [event.record for event in ended] == world.books.requests
-    assert summary["preemptions"] == sum(event.record.num_preemptions for event in ended)
     for event in ended:  # one that never ran again may have been dropped in no iteration at all
         assert preempted[event.request] <= event.record.num_preemptions
         if exact and event.record.end in ("length", "stop"):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from engine.inference import Inference, RefusedError
 from generate.modes import ModeName
 from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Advance, Plan, Policy, Request, View
+from seams import Advance, Plan, Policy
 from tests.batching.modes import MODES, Mode, every_mode
 from tests.batching.virtual import Books, check_ended
 from tests.support.hash_model import HashModel
@@ -71,36 +72,23 @@ def wait(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S), "no wake-up arrived"
 
 
+def started(client: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=client, daemon=True)
+    thread.start()
+    return thread
+
+
 def join(*threads: threading.Thread) -> None:
     for thread in threads:
         thread.join(2 * PATIENCE_S)
         assert not thread.is_alive()
 
 
-def started(clients: Sequence[Callable[[], None]]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=client, daemon=True) for client in clients]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
 class Faulty(Orca):
     """Does something wrong once."""
 
     def __init__(self, wrong: str, do: Callable[[Any], Any]) -> None:
-        self.wrong, self.do = wrong, do
-
-    def _once(self, what: str) -> bool:
-        wrong = self.wrong == what
-        self.wrong = "" if wrong else self.wrong
-        return wrong
-
-    def plan(self, view: View) -> Plan:
-        return cast(Plan, self.do(view)) if self._once("plan") else super().plan(view)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        retired = self.do(resident) if self._once("retire") else super().retire(resident)
-        return cast(Sequence[Request], retired)
+        setattr(self, wrong, lambda shown: (delattr(self, wrong), do(shown))[1])
 
 
 def raises(_: object) -> Any:
@@ -128,22 +116,6 @@ def test_a_policy_that_decides_wrongly_fails_who_is_there_and_the_loop_goes_on(
     here.check(2)
 
 
-@pytest.mark.parametrize("wake_s", [float("inf"), 1e300])
-def test_a_policy_may_wait_for_the_next_arrival_however_long_that_takes(wake_s: float) -> None:
-    planned = threading.Event()
-
-    def never(view: View) -> Plan:
-        planned.set()
-        return Plan(wake_s=wake_s)
-
-    with driven(Faulty("plan", never)) as here:
-        first = here.enqueue()
-        wait(planned)
-        second = here.served()
-        wait(first.event)
-    assert first.end == second.end == "length"
-
-
 @every_mode
 def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mode: Mode) -> None:
     """Each client hands in one request after the other and waits, leaves or listens; a wake-up
@@ -163,7 +135,7 @@ def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mo
             wait(inference.event)
 
     with driven(mode.policy(0.001), mode) as here:
-        join(*started([lambda n=n: client(n) for n in range(8)]))  # type: ignore[misc]
+        join(*(started(partial(client, n)) for n in range(8)))
     here.check(200)
     for inference in accepted:
         inference.updated.set()  # the listener cleared it
@@ -189,7 +161,7 @@ def test_a_stop_amid_submissions_ends_all_that_was_accepted_and_refuses_the_rest
             wait(inference.event)
 
     with driven(Orca()) as here:
-        threads = started([client] * 6)
+        threads = [started(client) for _ in range(6)]
         wait(under_way)
         if stop == "drain":
             here.manager.drain()

@@ -3,7 +3,6 @@ what is counted as busy."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from engine.inference import DrainingError, Inference, OverloadedError, TooLongE
 from engine.queue import RETRY_AFTER_S
 from requested import Sampling
 from scheduling.policies.orca import Orca
-from tests.batching.modes import MODES, Mode, every, every_mode, every_mode_and_policy
+from tests.batching.modes import MODES, Mode, every_mode, every_mode_and_policy
 from tests.batching.virtual import TICK_S, Books, World, check_closed
 from tests.support.hash_model import HashModel
 
@@ -41,28 +40,19 @@ def test_a_request_that_could_never_fit_or_is_none_is_refused(
     check_closed(world)
 
 
+TOKENS = {"max_waiting_prompt_tokens": 10}
+LATER = {"service_class": "deferred"}
+
+
 @pytest.mark.parametrize(
     ("limits", "waiting", "refused", "why"),
     [
         ({"max_waiting": 2}, [{}, {}], {}, r"2 requests are waiting already \(--max-waiting\)"),
-        (
-            {"max_waiting": 4},
-            [{"service_class": "deferred"}] * 2,
-            {"service_class": "deferred"},
-            "2 deferred requests are waiting already",  # half of the queue is for immediate ones
-        ),
-        (  # an empty queue accepts a longer prompt
-            {"max_waiting_prompt_tokens": 10},
-            [{"prompt": [1] * 12}],
-            {},
-            r"prompts of 12 tokens.*--max-waiting-prompt-tokens",
-        ),
-        (
-            {"max_waiting_prompt_tokens": 10},
-            [{"prompt": [1] * 7}, {"prompt": [1] * 3}],
-            {},
-            r"prompts of 10 tokens.*--max-waiting-prompt-tokens",
-        ),
+        # half of the queue is for immediate ones
+        ({"max_waiting": 4}, [LATER, LATER], LATER, "2 deferred requests are waiting already"),
+        # an empty queue accepts a longer prompt
+        (TOKENS, [{"prompt": [1] * 12}], {}, r"prompts of 12 tokens.*--max-waiting-prompt-tokens"),
+        (TOKENS, [{"prompt": [1] * 7}, {"prompt": [1] * 3}], {}, "prompts of 10 tokens"),
     ],
 )
 def test_a_full_queue_refuses_until_places_come_back(
@@ -70,33 +60,24 @@ def test_a_full_queue_refuses_until_places_come_back(
 ) -> None:
     request = {"prompt": [1], "max_tokens": 3}
     world = World(DYNAMIC, max_batch_size=1, **limits)
-    for turn in range(2):
+    for _ in range(2):
         for one in waiting:
             world.submit(**{**request, **one})
         with pytest.raises(OverloadedError, match=why):
             world.submit(**{**request, **refused})
-        if turn:
-            world.manager.drain()
-            with pytest.raises(DrainingError, match="shutting down"):
-                world.submit([3], 3)
         world.run()
         check_closed(world)
+    world.manager.drain()
+    with pytest.raises(DrainingError, match="shutting down"):
+        world.submit([3], 3)
     assert not world.manager.ready
 
 
-def test_nobody_is_taken_in_before_the_model_is_there_nor_refused_once_it_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_is_taken_in_before_the_model_is_there() -> None:
     manager, model = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1), HashModel()
     with pytest.raises(DrainingError, match="still being loaded"):
         manager.enqueue(Inference([1], 3, Sampling(), 0.0))
-    accept = manager.queue.open
-
-    def not_ready_yet(*limits: int) -> None:
-        assert not manager.ready
-        accept(*limits)
-
-    monkeypatch.setattr(manager.queue, "open", not_ready_yet)
+    assert not manager.ready
     manager.serve(model, Ledger(model.num_blocks))
     manager.enqueue(Inference([1], 3, Sampling(), 0.0))
     assert manager.ready
@@ -127,8 +108,7 @@ def test_a_request_is_ended_in_time_although_its_policy_waits_for_others() -> No
 
 
 def test_stored_requests_take_no_place_in_the_queue_and_are_never_refused_or_late() -> None:
-    limits: dict[str, Any] = {"max_waiting": 2, "max_waiting_prompt_tokens": 8}
-    world = World(DYNAMIC, max_batch_size=1, request_timeout_s=20 * TICK_S, **limits)
+    world = World(DYNAMIC, max_batch_size=1, max_waiting=2, request_timeout_s=20 * TICK_S)
     stored = [world.submit([n] * 9, 30, stored=True) for n in range(6)]
     late = [world.submit([n] * 4, 90) for n in range(2)]
     with pytest.raises(OverloadedError, match=r"2 requests are waiting already"):
@@ -160,27 +140,6 @@ def test_a_refused_client_is_told_how_long_the_queue_takes(
     with pytest.raises(OverloadedError) as refused:
         world.submit([1], 1)
     assert refused.value.retry_after_s == pytest.approx(told_s, rel=0.01)
-
-
-# --- what is counted ------------------------------------------------------------------------
-
-
-@every([STATIC, DYNAMIC])
-@pytest.mark.parametrize(
-    ("failing", "max_rows"), [((), None), ((1,), None), ((2,), None), ((), 0)],
-    ids=["none", "prefill", "decode", "out of memory"],
-)  # fmt: skip
-def test_memory_is_free_by_the_time_the_last_request_ends(
-    mode: Mode, failing: tuple[int, ...], max_rows: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`caplog` keeps what is logged, as collectors of errors do: a traceback kept is no excuse."""
-    world = World(mode)
-    world.model.fail_on, world.model.max_rows = failing, max_rows
-    inference = world.submit([1, 2, 3], 5)
-    world.run()
-    check_closed(world)
-    assert (inference.error == "out of memory: 1 rows, 0 fit") == (max_rows == 0)
-    assert not any(r.levelno == logging.CRITICAL for r in caplog.records)
 
 
 @every_mode

@@ -1,13 +1,25 @@
-"""The history: what a row says, and how rows are read; their sums are in `test_any_workload.py`."""
+"""The history: what a row says, also of one that receives several tokens since drafts are accepted
+or a constraint forces some, and how it is read; sums of rows are in `test_any_workload.py`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.blocks import Ledger
+from engine.speculation import FREE_ROWS
 from records import Arrived, History, Row
+from requested import Constraint
 from tests.batching.modes import DYNAMIC_MODES, MODES
-from tests.batching.virtual import World
+from tests.batching.virtual import World, check_closed
+from tests.examples import examples
+from tests.support.hashed import drafted_after, forced_after
+
+JSON = Constraint("json_schema", "{}")
 
 
 def test_rows_say_what_was_done_for_each_request() -> None:
@@ -17,7 +29,7 @@ def test_rows_say_what_was_done_for_each_request() -> None:
     assert short.record is not None
     assert long.record is not None
     assert short.record.end_s == long.record.end_s > (short.record.last_token_s or 0.0)
-    first, *later = world.iterations()
+    first, *later = world.books.iterations
     assert list(first.rows) == [Row(0, 0, 3, "prefill"), Row(1, 1, 2, "prefill")]
     assert first.padding == 1
     for record in later:
@@ -57,3 +69,69 @@ def test_a_reader_gets_every_event_once_or_is_told_how_many_it_missed(
         missed += new.missed
         number = new.next
     assert seen + missed == added == number
+
+
+# --- several tokens -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize(("most", "constraint"), [(1, None), (4, None), (0, JSON)])
+def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_forces(
+    lookahead: int, most: int, constraint: Constraint | None
+) -> None:
+    world = World(MODES[3], lookahead=lookahead, speculate=most, block_tokens=64)
+    inference = world.submit([1, 2, 3], 50, constraint=constraint)
+    world.run()
+    check_closed(world)
+    at, end = 3, 53
+    for record in (record for record in world.books.iterations if record.num_generated):
+        drafts = drafted_after(inference.ids[:at], min(most, end - at - 1) if at > 3 else 0)
+        forced = forced_after(inference.ids[: at + 1]) if constraint else 0
+        assert record.num_generated == min(1 + drafts.accepted + forced, end - at)
+        assert record.rejected_drafts == drafts.computed - drafts.accepted
+        at += record.num_generated
+    assert at == end
+
+
+def test_a_row_with_a_constraint_waits_for_its_tokens_and_others_do_not() -> None:
+    world = World(MODES[3], lookahead=1)
+    constrained, free = world.submit([1, 2], 30, constraint=JSON), world.submit([3, 4], 30)
+    world.run()
+    check_closed(world)
+    assert world.model.most_in_flight == 2
+    rows = [{row.request for row in i.rows if row.num_tokens} for i in world.books.iterations]
+    both = [{constrained.id, free.id}, {free.id}]
+    assert rows[:4] == [*both, *both]
+
+
+def test_there_are_no_drafts_where_the_batch_is_full_or_beside_deferred_requests() -> None:
+    world = World(MODES[3], max_batch_size=FREE_ROWS, speculate=3)
+    for seed in range(FREE_ROWS):
+        world.submit([seed], 20 + seed, seed)
+    world.run()
+    world.submit([1], 20)
+    world.submit([2], 5, service_class="deferred", stored=True)
+    world.run()
+    check_closed(world)
+    done = world.books.iterations
+    full = [record for record in done if record.batch_size == FREE_ROWS]
+    beside = [record for record in done if record.with_deferred]
+    assert full
+    assert beside
+    assert not any(record.num_drafts for record in (*full, *beside))
+    assert any(record.num_drafts for record in done)
+
+
+@examples(30)
+@given(prompt=st.lists(st.integers(0, 12), min_size=1, max_size=9), speculate=st.integers(1, 5))
+def test_a_prefix_hit_never_holds_a_rejected_draft(prompt: list[int], speculate: int) -> None:
+    """The second request repeats the first and its answer: a block with a rejected draft in it
+    would give other tokens."""
+    sharing = replace(MODES[3], ledger=partial(Ledger, prefix_caching=True))
+    world = World(sharing, speculate=speculate, block_tokens=2)
+    first = world.submit(prompt, 24)
+    world.run()
+    second = world.submit(first.ids, 12)
+    world.run()
+    check_closed(world)
+    assert second.cached_tokens == (len(first.ids) - 1) // 2 * 2

@@ -25,7 +25,7 @@ from engine.speculation import Speculation
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
 from records import IterationRecord, Recorder, RequestRecord
-from requested import Constraint, Sampling, ServiceClass
+from requested import Constraint, Sampling
 from scheduling.registry import PAUSING
 from seams import Observer, Outcome, Plan, Policy, Request, Served, View
 from telemetry.stats import Recorders
@@ -57,25 +57,18 @@ class Books:
         self.busy_periods.append((start_s, end_s))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a policy was shown and what it answered; ids in the order they were shown."""
-
-    limit: int
-    waiting: list[int]
-    resident: list[int]
-    advance: list[int]
-
-
 class Wrapped:
-    """Any policy, as it is."""
+    """Any policy, as it is. `planned`: the requests that each plan advances."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.answers = policy.answers
+        self.planned: list[list[int]] = []
 
     def plan(self, view: View) -> Plan:
-        return self.policy.plan(view)
+        plan = self.policy.plan(view)
+        self.planned.append([step.request.id for step in plan.advance])
+        return plan
 
     def observe(self, rows: Iterable[Served]) -> None:
         if isinstance(self.policy, Observer):
@@ -83,37 +76,6 @@ class Wrapped:
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
-
-
-class Watched(Wrapped):
-    """Any policy, with its decisions written down."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.decisions: list[Decision] = []
-        self.worst_stall_tokens = 0  # of prefill between two decodes of one resident
-        self._stalls: dict[int, int] = {}  # decoding resident -> prefill since its last token
-
-    def plan(self, view: View) -> Plan:
-        plan = self.policy.plan(view)
-        self._watch_decodes(view, plan)
-        self.decisions.append(
-            Decision(
-                view.max_batch_size,
-                [request.id for request in view.waiting],
-                [request.id for request in view.resident],
-                [step.request.id for step in plan.advance],
-            )
-        )
-        return plan
-
-    def _watch_decodes(self, view: View, plan: Plan) -> None:
-        decoding = {r.id for r in view.resident if r.generated and r.known - r.computed == 1}
-        prefill = sum(s.num_tokens for s in plan.advance if s.request.id not in decoding)
-        stalls = {id: self._stalls.get(id, 0) + prefill for id in decoding}
-        self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
-        advanced = {step.request.id for step in plan.advance}
-        self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
 
 
 def drive(manager: BatchingManager, lay_out: LayOut, clock: Callable[[], float]) -> None:
@@ -130,47 +92,34 @@ class World:
         self,
         mode: Mode,
         *,
-        max_batch_size: int = 8,
-        max_waiting: int = 1000,
-        max_resident: int | None = None,
-        max_waiting_prompt_tokens: float = math.inf,
-        request_timeout_s: float = math.inf,
         max_wait_s: float = 0.0,
         budget: int = 4096,
         context: int = 128,
-        vocab_size: int = 13,
         block_tokens: int = 1,
-        lookahead: int = 0,
         also: Recorder | None = None,
-        with_deferred: Callable[[Policy], Policy] | None = None,
         speculate: int = 0,
+        **limits: Any,
     ) -> None:
         """`also` receives the same records as the books. With `speculate` drafts no step time is
-        known, so that they are as many as are free at first."""
-        if max_resident is None and mode.name.split(",")[0] in PAUSING:
-            max_resident = 4 * max_batch_size
+        known, so that they are as many as are free at first. `limits`: of the manager."""
+        limits = {"max_batch_size": 8, "max_waiting": 1000, **limits}
+        if mode.name.split(",")[0] in PAUSING:
+            limits["max_resident"] = 4 * limits["max_batch_size"]
         self.mode = mode
-        self.max_wait_s = max_wait_s
         self.model = HashModel(
             context=context,
-            vocab_size=vocab_size,
+            vocab_size=13,
             budget=budget,
             block_tokens=block_tokens,
             duration_s=virtual_duration_s,
         )
-        self.policy = Watched(mode.policy(max_wait_s))
+        self.policy = Wrapped(mode.policy(max_wait_s))
         self.books = Books()
         self.manager = BatchingManager(
             self.policy,
             self.books if also is None else Recorders(self.books, also),
-            max_batch_size=max_batch_size,
-            max_waiting=max_waiting,
-            max_resident=max_resident,
-            max_waiting_prompt_tokens=max_waiting_prompt_tokens,
-            request_timeout_s=request_timeout_s,
-            lookahead=lookahead,
-            with_deferred=with_deferred,
             speculation=Speculation(speculate, Law(known=False)) if speculate else None,
+            **limits,
         )
         self.memory = mode.ledger(self.model.num_blocks, block_tokens)
         self.manager.serve(self.model, self.memory)
@@ -185,16 +134,13 @@ class World:
         *,
         at_s: float | None = None,
         end_ids: Iterable[int] = (),
-        streaming: bool = False,
-        service_class: ServiceClass = "immediate",
-        deadline_s: float | None = None,
         stored: bool = False,
         constraint: Constraint | None = None,
         scored: bool = False,
-        **signals: Any,
+        **told: Any,
     ) -> Inference:
         """Submits a request; a refused one is not in `submitted`. `scored`: with the logprobs of
-        its tokens and of its prompt. `signals`: as of `Inference`."""
+        its tokens and of its prompt. `told`: as of `Inference`."""
         scores = 0 if scored else None
         inference = Inference(
             prompt,
@@ -202,10 +148,7 @@ class World:
             Sampling(seed=seed, constraint=constraint, logprobs=scores, prompt_logprobs=scores),
             self.now_s if at_s is None else at_s,
             end_ids=frozenset(end_ids),
-            streaming=streaming,
-            service_class=service_class,
-            deadline_s=deadline_s,
-            **signals,
+            **told,
         )
         (self.manager.enqueue_stored if stored else self.manager.enqueue)(inference)
         self.submitted.append(inference)
@@ -263,14 +206,9 @@ class World:
         assert len(self.books.requests) == ended
         assert len(self.submitted) - ended <= counts["waiting"] + counts["running"]
 
-    def iterations(self) -> list[IterationRecord]:
-        """As the history has them."""
-        events = self.manager.history.since(0).events
-        return [event for event in events if isinstance(event, IterationRecord)]
-
     def kinds(self, request: int) -> list[str]:
         """What each iteration did for a request."""
-        rows = [row for done in self.iterations() for row in done.rows]
+        rows = [row for done in self.books.iterations for row in done.rows]
         return [row.kind for row in rows if row.request == request]
 
 

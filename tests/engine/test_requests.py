@@ -1,4 +1,5 @@
-"""What the engine keeps of requests: the queue between its threads, and the learnt lengths."""
+"""What the engine keeps of requests: the queue between its threads, the learnt lengths, and the
+blocks of a rectangle. Those of single sequences are checked by what the hash model finds there."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import pytest
 from engine.inference import Inference
 from engine.lengths import LEAST, USERS_KEPT, LengthPredictor
 from engine.queue import RequestQueue
+from generate.rectangle import RectangleLedger
 from requested import Sampling
+from tests.scheduling.shown import Shown
 
 PATIENCE_S = 20.0  # only a failing test waits so long
 
@@ -58,3 +61,19 @@ def test_of_many_users_the_idle_ones_are_forgotten() -> None:
     for user in range(USERS_KEPT + 5):
         lengths.learn(user, 10, 70)
     assert len(lengths._users) == USERS_KEPT
+
+
+def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_rectangle() -> None:
+    ledger = RectangleLedger(30, 4)
+    rows = [Shown(1, 0.0, 4, 8), Shown(2, 0.0, 9, 2), Shown(3)]
+    for leaving in ((0, 1), (1, 0)):
+        assert ledger.fit(rows[:1]) == 1
+        ledger.open(rows[:2])
+        assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
+        # consecutive, whatever left before
+        assert ledger.take_new_blocks() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
+        assert ledger.fit(rows[2:]) == 0
+        assert ledger.fit(rows[2:], rows[:2]) == 1
+        for row in leaving:
+            ledger.release(rows[row])
+        assert ledger.used == 0

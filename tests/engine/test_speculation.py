@@ -12,24 +12,18 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
 from requested import Constraint, Sampling
-from scheduling.prediction.predictor import Load
 from scheduling.prediction.step_time import Work
 from seams import Drafts
 from tests.examples import examples
-
-NO_LOAD = Load()
+from tests.scheduling.law import Law
 
 
 @dataclass
-class Steps:
+class Steps(Law):
     """A step time by the number of rows; None: not learnt."""
 
-    by_rows: list[float] | None
+    by_rows: list[float] | None = None
     asked: int = 0
-    load: Load = NO_LOAD
-    reach_tokens: int = 1 << 30
-    margin: float = 0.0
-    ttft_s: float | None = None
 
     def seconds(self, work: Work) -> float | None:
         self.asked += 1
@@ -63,7 +57,7 @@ def planned(
 
 def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhere() -> None:
     for count in range(1, FREE_ROWS + 3):
-        plan = planned(Speculation(8, Steps(None)), *decoding(count))
+        plan = planned(Speculation(8, Steps()), *decoding(count))
         assert sum(plan.values()) == max(0, FREE_ROWS - count)
         assert not plan or max(plan.values()) - min(plan.values()) <= 1 or len(plan) < count
 
@@ -76,7 +70,7 @@ def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhe
 def test_drafts_are_bounded_by_their_options_by_room_and_by_max_tokens(
     most: int, rows: int, left: int, room: int, drafts: int
 ) -> None:
-    steps = Steps(FREE)
+    steps = Steps(by_rows=FREE)
     plan = planned(Speculation(most, steps), *decoding(rows, max_tokens=1 + left), room=room)
     assert sum(plan.values()) == drafts
     assert steps.asked <= drafts + 1
@@ -88,7 +82,7 @@ def test_a_prompt_and_a_row_with_forced_tokens_have_no_drafts() -> None:
     rows[0].computed, rows[0].known = 3, 4
     rows[1].ids.append(6)
     rows[1].known = 6
-    assert planned(Speculation(8, Steps(FREE)), rows, ledger) == {2: 8}
+    assert planned(Speculation(8, Steps(by_rows=FREE)), rows, ledger) == {2: 8}
 
 
 @given(
@@ -102,7 +96,7 @@ def test_the_number_of_drafts_is_the_best_of_all(
 ) -> None:
     """Of one row, by E = (1 - a^(k+1)) / (1 - a) expected tokens over the seconds they take."""
     by_rows = [0.0, *(sum(steps[: n + 1]) for n in range(12))]
-    speculation = Speculation(most, Steps(by_rows))
+    speculation = Speculation(most, Steps(by_rows=by_rows))
     rows, ledger = decoding(1)
     rows[0].draft_hits, rows[0].draft_trials = 1e6 * share, 1e6
     plan = planned(speculation, rows, ledger)
@@ -121,7 +115,7 @@ def test_the_number_of_drafts_is_the_best_of_all(
 def test_drafts_that_are_never_accepted_end_and_are_tried_again_later() -> None:
     rows, ledger = decoding(1)
     slope = [0.0, *(1.0 + 0.3 * n for n in range(30))]  # a row costs a fifth of the first
-    speculation = Speculation(4, Steps(slope))
+    speculation = Speculation(4, Steps(by_rows=slope))
     rejected = 0
     while plan := planned(speculation, rows, ledger):
         speculation.learn(rows[0], Drafts(plan[0], 0))
@@ -136,7 +130,7 @@ def test_drafts_that_are_never_accepted_end_and_are_tried_again_later() -> None:
 def test_a_new_request_begins_with_what_the_others_saw() -> None:
     rows, ledger = decoding(3)
     slope = [0.0, *(1.0 + 0.3 * n for n in range(30))]
-    good, bad = Speculation(4, Steps(slope)), Speculation(4, Steps(slope))
+    good, bad = Speculation(4, Steps(by_rows=slope)), Speculation(4, Steps(by_rows=slope))
     for _ in range(30):
         good.learn(rows[0], Drafts(4, 4))
         bad.learn(rows[1], Drafts(4, 0))

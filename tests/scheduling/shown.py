@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,21 +70,6 @@ class Cached(LentMemory):
 
     def hit_tokens(self, request: Request) -> int:
         return self.hits.get(request.id, 0)
-
-
-class Counted(LentMemory):
-    """A memory that counts how often it is asked, and about how many requests."""
-
-    asked = asked_about = 0
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        def counted() -> Iterator[Request]:
-            for request in requests:
-                self.asked_about += 1
-                yield request
-
-        self.asked += 1
-        return super().fit(counted(), releasing)
 
 
 def view(

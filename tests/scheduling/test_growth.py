@@ -89,22 +89,6 @@ def rank(request: Request) -> tuple[bool, int]:
     return request.service_class == "immediate", request.computed
 
 
-def test_memory_grows_by_a_step_and_never_beyond_what_the_request_may_need() -> None:
-    early = Shown(1, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
-    late = Shown(2, prompt_tokens=4, max_tokens=8, generated=7, computed=10, room=10)
-    memory = view([], [early, late], used=15, growth_tokens=6).memory
-    trial = memory.trial()
-    assert [trial.cost(Advance(request, 1)) for request in (early, late)] == [6, 2]
-
-
-def test_memory_of_requests_that_the_policy_preempts_counts_as_free() -> None:
-    stays = Shown(1, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
-    goes = Shown(2, generated=2, computed=5, room=6)
-    plan = Plan([Advance(stays, 1)], [goes])
-    grown = with_growth(plan, view([], [stays, goes], budget=12, used=11, growth_tokens=6))
-    assert grown == plan
-
-
 def test_residents_that_pause_leave_before_those_that_run() -> None:
     def decoding(id: int, computed: int) -> Shown:
         return Shown(id, computed=computed, generated=computed - 3, max_tokens=40, room=computed)

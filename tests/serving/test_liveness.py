@@ -4,14 +4,11 @@ the middle of an iteration, which is when the other thread would look."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from engine.iteration import Wait
-from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
-from seams import Plan, View
 from serving.liveness import Limit, Liveness
 from tests.batching.modes import MODES, Mode, every
 from tests.batching.virtual import World, check_closed, drive
@@ -134,20 +131,6 @@ def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes
     hang(world, look)
     assert found == [False, False, True]
     assert set(asked) == {Work(2, 2, 2, 105, 105)}
-
-
-def test_a_policy_that_hangs_is_measured_without_a_prediction() -> None:
-    class Hanging(Orca):
-        def plan(self, view: View) -> Plan:
-            found.append(liveness.look(700.0))
-            return super().plan(view)
-
-    found: list[str | None] = []
-    world = World(replace(MODES[3], policy=lambda _: Hanging()))
-    liveness = Liveness(world.manager, lambda _: 1000.0, Limit())
-    world.submit([1], 2)
-    world.manager.step(world.mode.lay_out, lambda: 0.0)
-    assert found[0] is not None
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["model lost", "process stopped"])

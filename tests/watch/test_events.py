@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import requests
 
 from records import History
 from tests.support.hash_app import STEP_S
-from tests.support.process import PATIENCE_S, Server, eventually, serving
-from tests.watch.conftest import KEY, VIEWERS
+from tests.support.process import PATIENCE_S, Server, serving
+from tests.watch.conftest import KEY
 from tests.watch.test_frames import HELLO, iterated
 from watch.hub import MOST_BEHIND, FullError, Hub
 
@@ -23,10 +22,6 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 def asked(server: Server, path: str, **options: Any) -> requests.Response:
     return requests.get(server.url + path, headers=HEADERS, timeout=PATIENCE_S, **options)
-
-
-def events(server: Server) -> requests.Response:
-    return asked(server, "/watch/events", stream=True)
 
 
 def test_the_page_needs_no_key_but_its_data_does_and_texts_are_private(locked: Server) -> None:
@@ -42,44 +37,6 @@ def test_the_page_needs_no_key_but_its_data_does_and_texts_are_private(locked: S
         trace = asked(locked, f"/watch/trace?format={form}")
         assert trace.status_code == status
         assert trace.content
-
-
-def test_one_viewer_too_many_is_refused_until_another_leaves(locked: Server) -> None:
-    with ExitStack() as stack:
-        for _ in range(VIEWERS):
-            # those of earlier tests may still be leaving
-            eventually(lambda: stack.enter_context(events(locked)).ok, "a free place")
-        refused = events(locked)
-        assert refused.status_code == 503
-        assert "--watch-viewers" in refused.json()["error"]
-    eventually(lambda: _greeted(locked), "a free place")
-
-
-def _greeted(server: Server) -> bool:
-    with events(server) as answer:
-        return answer.status_code == 200
-
-
-def test_the_stream_contains_each_request_and_adds_up_to_stats(locked: Server) -> None:
-    wanted = [{"prompt": "x", "num_tokens": 7, "after_s": 0.01 * i} for i in range(5)]
-    before = asked(locked, "/stats").json()["total-tokens-handled"]
-    eventually(lambda: _greeted(locked), "a free place")
-    with events(locked) as answer:
-        lines = answer.iter_lines(decode_unicode=True)
-        assert next(lines) == "event: hello"
-        url, body = f"{locked.url}/watch/play", {"requests": wanted}
-        sent = requests.post(url, json=body, headers=HEADERS, timeout=PATIENCE_S).json()
-        assert sent["refused"] == 0
-        ended: set[int] = set()
-        generated = 0
-        for line in lines:
-            if line.startswith("data: ") and "iterations" in (told := json.loads(line[6:])):
-                generated += sum(row[2] for row in told["iterations"])
-                ended |= {row[0] for row in told["ended"]}
-                if ended >= set(sent["requests"]):
-                    break
-    stats = asked(locked, "/stats").json()
-    assert generated == stats["total-tokens-handled"] - before == 35
 
 
 def test_a_server_with_viewers_ends_at_once_when_it_has_drained(tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from records import DECODE, KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Row, Rows
+from records import DECODE, KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Rows
 from telemetry.recording import as_json
 from watch import film
 from watch.frames import Hello, event_of, make_frame
-from watch.runs import RECORDED, RunError, read_folder
-from watch.tracks import perfetto, tracks
+from watch.runs import RECORDED, read_folder
 
 HELLO: Hello = {
     "mode": "dynamic",
@@ -91,71 +88,27 @@ def test_a_run_holds_iterations_that_advance_a_request_by_as_many_tokens() -> No
     assert [i.padding for i in frame["iterations"]] == [0] * 6
 
 
-def events() -> list[Event]:
-    """Request 7 waits, is prefilled, loses its place, and is prefilled again."""
+def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
+    def read_again(event: Event) -> Event | None:
+        return event_of(json.loads(json.dumps(as_json(event))))
+
     record = RequestRecord(0.0, 0.01, 0.02, 0.05, 0.05, 3, 3, 3, 1, "immediate", "length")
-    lost = iterated(3, [(7, 0, 4, 0)])
-    return [
+    events: list[Event] = [
         Arrived(7, 0.0, 3, 3, "immediate"),
         iterated(1, [(7, 1, 3, 0)]),
-        iterated(2, [(7, 1, 1, 2)]),
-        replace(lost, preempted=(7,)),
-        iterated(4, [(7, 0, 1, 2)]),
+        replace(iterated(3, [(7, 0, 4, 0)]), preempted=(7,)),
+        replace(drafted(4, 2, 1), preempted=[]),
         Ended(7, record),
     ]
-
-
-def read_again(event: Event) -> Event | None:
-    """As it is written to a recording."""
-    return event_of(json.loads(json.dumps(as_json(event))))
-
-
-def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
-    again = [read_again(event) for event in events()]
-    assert make_frame([e for e in again if e], 0, 1.0) == make_frame(events(), 0, 1.0)
+    again = [read_again(event) for event in events]
+    assert again[3] == events[3]
+    assert make_frame([e for e in again if e], 0, 1.0) == make_frame(events, 0, 1.0)
     assert event_of({"type": "missed", "events": 3}) is None
-    assert [*Rows((1,), (2,), (3,), b"\x02")] == [Row(1, 2, 3, "decode")]
-    record = replace(drafted(0, 2, 1), preempted=[])
-    assert read_again(record) == record
     line = as_json(iterated(0, [(7, 0, 1, DECODE)]))
     line["rows"] = [row[:4] for row in line["rows"]]  # as recordings were written before drafts
     found = event_of(json.loads(json.dumps(line)))
     assert isinstance(found, IterationRecord)
     assert [(row.num_tokens, row.accepted) for row in found.rows] == [(1, 0)]
-
-
-def test_the_trace_adds_up_to_the_records_and_nests() -> None:
-    frame = make_frame(events(), 0, 1.0)
-    parsed = Trace.FromString(perfetto([tracks(HELLO, frame)]))
-    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in parsed.packet}
-    notes = [
-        {note.name: note.int_value for note in p.track_event.debug_annotations}
-        for p in parsed.packet
-    ]
-    assert sum(note.get("generated", 0) for note in notes) == 4
-    in_slots = [note["tokens"] for note in notes if "iterations" in note]
-    assert sum(in_slots) == sum(i.tokens for i in frame["iterations"])
-    open_slices: dict[int, list[int]] = {}
-    for p in parsed.packet:
-        track = p.track_event.track_uuid
-        if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN:
-            open_slices.setdefault(track, []).append(p.timestamp)
-        elif p.track_event.type == TrackEvent.TYPE_SLICE_END:
-            assert open_slices[track].pop() <= p.timestamp
-    assert not any(open_slices.values())
-    flows = [p.track_event.flow_ids[0] for p in parsed.packet if p.track_event.flow_ids]
-    assert len(flows) == 4
-    assert len(set(flows)) == 1
-    assert {"iterations", "slot 0", "slot 1", "requests 0", "waiting"} <= set(names.values())
-
-
-def test_of_a_request_that_runs_the_trace_says_how_long_it_waited() -> None:
-    told = tracks(HELLO, make_frame(events()[:-1], 0, 1.0))
-    (request,) = told.tracks["requests 0"]
-    assert (request.start_us, request.end_us) == (0, 1_000_000)
-    assert [(part.name, part.start_us, part.end_us) for part in request.parts] == [
-        ("waits", 0, 10_000)
-    ]
 
 
 def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> None:
@@ -173,11 +126,3 @@ def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> 
     ET.fromstring(drawn)
     assert drawn.count("all 20 completed") == 3
     assert len(drawn) < 50_000
-
-
-def test_a_folder_without_runs_is_refused_with_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--record"):
-        read_folder(tmp_path)
-    (tmp_path / "x.jsonl").write_text('{"type": "head"}\n')
-    with pytest.raises(RunError, match=r"x\.jsonl"):
-        read_folder(tmp_path)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import requests
 from playwright.sync_api import Page
 
 from client.load.http.target import parse_target
-from client.load.servers.system import COMPARED
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 from tests.support.hash_app import ENDLESS, STEP_S
-from tests.support.process import PATIENCE_S, ROOT, Server, environment, free_port, serving
+from tests.support.process import Server, free_port, serving
 
 MODES = ("nobatch", "static", "dynamic")
 REQUESTS = 12
@@ -44,36 +39,18 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         }
 
 
-def measured(page: Page, servers: Iterable[Server]) -> None:
-    """The page of the first shows all of them."""
-    first, *others = everyone = [server.url for server in servers]
-    page.goto(f"{first}/watch?with={','.join(everyone)}#measured")
-    if others:
-        page.click("#others button")
-    page.wait_for_function(f"window.watch && watch.modes.panels.length === {len(everyone)}")
-    page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
-
-
-def ask(server: Server, name: str) -> None:
-    body, headers = {"prompt": "x", "num_tokens": 2}, {"X-Request-Id": name}
-    answer = requests.post(
-        f"{server.url}/inference", json=body, headers=headers, timeout=PATIENCE_S
-    )
-    assert answer.ok
-
-
 def workload(seed: int) -> Workload:
     return make(Recipe(requests=REQUESTS, rate=60.0, seed=seed, output_tokens="uniform:2,20"))
-
-
-def shown(page: Page) -> list[str]:
-    return page.evaluate(f"{PANELS}.map(p => p.querySelector('.score').textContent)")
 
 
 def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
     page: Page, servers: dict[str, Server]
 ) -> None:
-    measured(page, servers.values())
+    urls = [server.url for server in servers.values()]
+    page.goto(f"{urls[0]}/watch?with={','.join(urls)}#measured")
+    page.click("#others button")
+    page.wait_for_function("window.watch && watch.modes.panels.length === 3")
+    page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
     names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
     page.wait_for_function(f"{names} === '{','.join(MODES)}'")
     assert "first run begins when" in page.inner_text("#verdict")
@@ -86,72 +63,22 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
                 f"watch.modes.panels[{number}].score.textContent.startsWith("
                 f"'{REQUESTS} of {REQUESTS} completed')"
             )
-            later = shown(page)[number + 1 :]
-            assert later == ["has not run this workload yet"] * (2 - number)
+            scores = page.evaluate(f"{PANELS}.map(p => p.querySelector('.score').textContent)")
+            assert scores[number + 1 :] == ["has not run this workload yet"] * (2 - number)
             assert "load1-seed1" in page.inner_text("#verdict")
             # the clock of a panel is its run's: the page has what the client measured, and no more
-            took_s = page.evaluate(f"watch.modes.panels[{number}].run.requests.map(r => r.end)")
-            zero_s = page.evaluate(f"watch.modes.panels[{number}].run.zero")
-            last_s = max(o.end_s or 0.0 for o in run.outcomes)
-            assert 0 < max(took_s) - zero_s <= last_s
+            took_s = page.evaluate(
+                f"Math.max(...watch.modes.panels[{number}].run.requests.map(r => r.end))"
+                f" - watch.modes.panels[{number}].run.zero"
+            )
+            assert 0 < took_s <= max(o.end_s or 0.0 for o in run.outcomes)
         # the next workload takes the place of this one, everywhere
         crew.play(workload(2), target, name="load1-seed2/dynamic/b")
         page.wait_for_function("watch.modes.measured.workload === 'load1-seed2'")
         page.wait_for_function(
             "watch.modes.panels[0].score.textContent === 'has not run this workload yet'"
         )
-    ended = "watch.modes.measured.servers[2].seen.requests.filter(r => r.end !== null).length"
-    page.wait_for_function(f"{ended} === {REQUESTS}")  # the last frame may follow the last response
-    assert page.evaluate("watch.modes.measured.servers.map(s => s.name)") == [*MODES]
-    ends = page.evaluate(
-        "watch.modes.measured.servers.map(s => s.seen.requests.map(r => r.generated))"
-    )
+    seen = "watch.modes.measured.servers[2].seen.requests.filter(r => r.end !== null)"
+    page.wait_for_function(f"{seen}.length === {REQUESTS}")  # after the last response, perhaps
     asked = [r.output_tokens for r in workload(2).requests]
-    assert sorted(ends[2]) == sorted(asked), "the tokens that were drawn are those asked for"
-
-
-def test_a_page_that_was_opened_later_shows_whole_runs_only_and_names_as_they_are(
-    page: Page, servers: dict[str, Server]
-) -> None:
-    server = servers["static"]
-    ask(server, "load1-seed3/static/c/7")
-    measured(page, [server])
-    page.wait_for_function("watch.modes.measured.workload === 'load1-seed3'")
-    ask(server, "load1-seed3/static/c/8")
-    assert page.evaluate("watch.modes.measured.servers[0].seen.whole") is False
-    assert shown(page) == ["has not run this workload yet"]
-    for sent, name in (
-        ("100%", "100%"), ("a%20b", "a b"), ("%E0%A4%A", "%E0%A4%A"), ("caf%C3%A9", "café"),
-    ):  # fmt: skip
-        ask(server, f"odd{len(sent)}/{sent}/e/0")
-        page.wait_for_function(
-            f"watch.modes.measured.workload === 'odd{len(sent)}'"
-            f" && {PANELS}[0].textContent.includes('1 of 1 completed')"
-        )
-        assert page.evaluate(f"{PANELS}[0].querySelector('h2').textContent") == name
-
-
-@pytest.mark.long
-def test_the_address_that_a_comparison_prints_shows_its_servers(page: Page) -> None:
-    options = ("--loads", "1", "--seeds", "1", "--numsamples", str(REQUESTS), "--no-control")
-    command = [str(ROOT / "compare.sh"), "--watch", "--calibrate-s", "2", *options]
-    env = environment(EB_PYTHON=sys.executable)
-    with subprocess.Popen(
-        command, env=env, cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stderr is not None
-            found = (re.search(r"http://\S+#measured", line) for line in process.stderr)
-            address = next(match.group() for match in found if match is not None)
-            page.goto(address)
-            page.click("#others button")
-            whole = f"{REQUESTS} of {REQUESTS} completed"
-            page.wait_for_function(
-                f"{PANELS}.filter(p => p.textContent.includes('{whole}')).length"
-                f" === {len(COMPARED)}",
-                timeout=300_000,
-            )
-            named = page.evaluate(f"{PANELS}.map(p => p.querySelector('h2').textContent)")
-            assert named == [*COMPARED]
-        finally:
-            process.terminate()
+    assert sorted(page.evaluate(f"{seen}.map(r => r.generated)")) == sorted(asked)

@@ -121,13 +121,9 @@ def test_the_page_can_contact_only_its_own_server_and_those_of_its_address(
 @pytest.mark.parametrize(
     ("named", "allowed"),
     [
-        ("", ""),
         ("http://a:1,https://b.example", " http://a:1 https://b.example"),
         ("https://a;script-src *", ""),
-        ("https://a script-src 'unsafe-inline'", ""),
-        ("*", ""),
-        ("https://*", ""),
-        ("https:", ""),
+        ("*,https://*,https:", ""),
         ("data:,http://a/b,http://u@a,http://a\n", ""),
     ],
 )

@@ -8,8 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,70 +20,15 @@ from tests.router.conftest import RouterProcess
 from tests.support.forked import Forked
 from tests.support.process import PATIENCE_S, ROOT, environment, serving
 from watch import trace
+from watch.tracks import Slice
 
 REQUESTS = 8
-PROCESSES = ["client", "router", "server", "model server"]
-
-
-@dataclass(slots=True)
-class Drawn:
-    """A slice as Perfetto's own classes read it."""
-
-    process: str
-    name: str
-    start_ns: int
-    notes: dict[str, Any]
-    flows: list[int]
-    end_ns: int = 0
-    parts: list[Drawn] = field(default_factory=list)
-
-    def holds(self, other: Drawn) -> bool:
-        return self.start_ns <= other.start_ns and other.end_ns <= self.end_ns
-
-
-def drawn(data: bytes) -> list[Drawn]:
-    """The slices of a trace that are part of no other."""
-    parsed = Trace.FromString(data)
-    about = {p.track_descriptor.uuid: p.track_descriptor for p in parsed.packet}
-    stacks: dict[int, list[Drawn]] = {}
-    found: list[Drawn] = []
-    for packet in parsed.packet:
-        event = packet.track_event
-        stack = stacks.setdefault(event.track_uuid, [])
-        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
-            process = about[about[event.track_uuid].parent_uuid].process.process_name
-            notes = {
-                note.name: note.string_value or note.int_value for note in event.debug_annotations
-            }
-            one = Drawn(
-                process.partition(":")[0], event.name, packet.timestamp, notes, [*event.flow_ids]
-            )
-            (stack[-1].parts if stack else found).append(one)
-            stack.append(one)
-        elif event.type == TrackEvent.TYPE_SLICE_END:
-            stack.pop().end_ns = packet.timestamp
-    assert not any(stacks.values())
-    return found
-
-
-def with_parts(slices: list[Drawn]) -> Iterator[Drawn]:
-    for one in slices:
-        yield one
-        yield from with_parts(one.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    slices: list[Drawn]
-    stats: dict[str, Any]
-    folder: Path
-
-    def of(self, process: str) -> list[Drawn]:
-        return [one for one in self.slices if one.process == process]
+Slices = dict[str, list[Slice]]  # of each process, on one clock
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """What the four wrote, and the tokens that the server counted."""
     folder = tmp_path_factory.mktemp("trace")
     runs = folder / "runs"
     runs.mkdir()
@@ -108,7 +52,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
                 cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip
             assert ran.returncode == 0, ran.stderr
-            stats = server.stats()
+            total = server.stats()["total-tokens-handled"]
             # they write their last lines when they end
             router.signal(signal.SIGTERM)
             router.process.wait(PATIENCE_S)
@@ -118,51 +62,79 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         model.wait(PATIENCE_S)
     finally:
         model.kill()
-    out = folder / "trace.pftrace"
-    trace.main([str(runs), "--out", str(out)])
-    return Traced(drawn(out.read_bytes()), stats, runs)
+    return runs, total
 
 
-def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(traced: Traced) -> None:
-    assert [name for name, _ in itertools.groupby(one.process for one in traced.slices)] == (
-        PROCESSES
-    )
-    requests = {one.notes["request id"]: one for one in traced.of("client")}
-    assert len(requests) == REQUESTS
-    for id, sent in requests.items():
-        (routed,) = (one for one in traced.of("router") if one.notes["request id"] == id)
+@pytest.fixture
+def slices(recorded: tuple[Path, int]) -> Slices:
+    """In order of time."""
+    found: Slices = {}
+    for process in trace.read_processes(recorded[0]):
+        for one in itertools.chain(*process.tracks.values()):
+            kind = process.name.partition(":")[0]
+            found.setdefault(kind, []).append(moved(one, process.offset_us))
+    return {kind: sorted(all_of, key=lambda one: one.start_us) for kind, all_of in found.items()}
+
+
+def moved(one: Slice, by_us: int) -> Slice:
+    parts = [moved(part, by_us) for part in one.parts]
+    return one._replace(start_us=one.start_us + by_us, end_us=one.end_us + by_us, parts=parts)
+
+
+def with_parts(slices: Iterable[Slice]) -> Iterator[Slice]:
+    for one in slices:
+        yield one
+        yield from with_parts(one.parts)
+
+
+def holds(outer: Slice, inner: Slice) -> bool:
+    return outer.start_us <= inner.start_us and inner.end_us <= outer.end_us
+
+
+def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(slices: Slices) -> None:
+    assert list(slices) == ["client", "router", "server", "model server"]
+    assert len(slices["client"]) == REQUESTS
+    for sent in slices["client"]:
+        id = str(sent.notes["request id"])
+        (routed,) = (one for one in slices["router"] if one.notes["request id"] == id)
         (attempt,) = routed.parts
-        (served,) = (one for one in traced.of("server") if one.notes.get("request id") == id)
-        executed = [
-            one for one in traced.of("model server") if id in one.notes["request ids"].split()
-        ]
+        (served,) = (one for one in slices["server"] if one.notes.get("request id") == id)
+        model = slices["model server"]
+        executed = [one for one in model if id in str(one.notes["request ids"]).split()]
         assert len(executed) == 12  # a prefill that draws a token, and a decode for each other one
         for outer, inner in itertools.pairwise([sent, routed, attempt, served]):
-            assert outer.holds(inner), (outer, inner)
-        assert all(served.holds(iteration) for iteration in executed)
-        assert all(one.holds(part) for one in (sent, served) for part in one.parts)
+            assert holds(outer, inner), (outer, inner)
+        assert all(holds(served, iteration) for iteration in executed)
+        assert all(holds(one, part) for one in (sent, served) for part in one.parts)
         assert [part.name for part in served.parts] == ["waits", "prefill", "decode"]
-        # the arrow goes through all of them, and on to the first iteration
-        (flow,) = sent.flows
-        linked = [one for one in with_parts(traced.slices) if flow in one.flows]
-        linked.sort(key=lambda one: one.start_ns)
-        assert linked == [sent, routed, attempt, served, executed[0]]
+        linked = [one for one in with_parts(itertools.chain(*slices.values())) if id in one.flows]
+        for one in (sent, routed, attempt, served, executed[0]):  # the arrow
+            assert one in linked
 
 
-def test_the_tokens_of_all_processes_are_those_of_stats(traced: Traced) -> None:
-    total = traced.stats["total-tokens-handled"]
-    asked = sum(one.notes["tokens"] for one in traced.of("client"))
-    assert asked == 12 * REQUESTS
-    assert total == asked + 1  # the client has tried first whether answers stream
-    assert sum(one.notes.get("drawn", 0) for one in traced.of("model server")) == total
-    iterations = [one for one in traced.of("server") if one.name.startswith("iteration")]
-    assert sum(one.notes["generated"] for one in iterations) == total
-    own = [one for one in traced.of("server") if one.name.startswith("request")]
-    assert sum(one.notes["tokens generated"] for one in own) == total
+def test_the_tokens_of_all_processes_are_those_of_stats(
+    slices: Slices, recorded: tuple[Path, int]
+) -> None:
+    def total(process: str, note: str) -> int:
+        return sum(int(one.notes.get(note, 0)) for one in slices[process])
+
+    # the client has tried first whether answers stream
+    assert total("client", "tokens") == 12 * REQUESTS == recorded[1] - 1
+    assert total("model server", "drawn") == recorded[1]
+    assert total("server", "generated") == total("server", "tokens generated") == recorded[1]
 
 
-def test_chrome_is_told_the_same_slices_on_the_same_clock(traced: Traced, tmp_path: Path) -> None:
-    trace.main([str(traced.folder), "--out", str(tmp_path / "trace.json")])
+def test_perfetto_and_chrome_are_told_the_same_slices_on_the_same_clock(
+    slices: Slices, recorded: tuple[Path, int], tmp_path: Path
+) -> None:
+    ours = sorted((s.name, s.start_us) for s in with_parts(itertools.chain(*slices.values())))
+    for name in ("trace.json", "trace.pftrace"):
+        trace.main([str(recorded[0]), "--out", str(tmp_path / name)])
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    ours = sorted((one.name, one.start_ns // 1000) for one in with_parts(traced.slices))
     assert sorted((e["name"], e["ts"]) for e in told if e["ph"] == "X") == ours
+    packets = Trace.FromString((tmp_path / "trace.pftrace").read_bytes()).packet
+    begun = [p for p in packets if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
+    ended = [p for p in packets if p.track_event.type == TrackEvent.TYPE_SLICE_END]
+    assert sorted((p.track_event.name, p.timestamp // 1000) for p in begun) == ours
+    assert len(begun) == len(ended)
+    assert {flow for p in begun for flow in p.track_event.flow_ids}

@@ -4,7 +4,7 @@ after the other end the loop, too, unless a single request is their cause."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
@@ -16,7 +16,7 @@ from engine.failures import FAILURES_IN_A_ROW
 from engine.inference import DrainingError
 from records import Recorder
 from scheduling.policies.orca import Orca
-from seams import Plan, View
+from seams import Plan, Served, View
 from tests.batching.modes import MODES, Mode, every_mode
 from tests.batching.virtual import TICK_S, World, check_closed, drive
 
@@ -88,6 +88,28 @@ def test_a_recorder_that_fails_costs_nobody_an_answer(caplog: pytest.LogCaptureF
     assert len(caplog.records) == 5  # three iterations, a request, and a busy time
 
 
+def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() -> None:
+    class Counting(Orca):
+        def observe(self, rows: Iterable[Served]) -> None:
+            served.extend(rows)
+
+    served = list[Served]()
+    world = World(replace(DYNAMIC, policy=lambda _: Counting()), max_batch_size=2)
+    world.model.fail_on = {3}
+    world.submit([1, 2, 3], 4)
+    world.submit([5, 6], 9, end_ids=range(13))
+    world.submit([4], 9)
+    world.submit([7], 6)
+    world.run()
+    check_closed(world)
+    assert [i.end for i in world.submitted].count("failed") == 2
+    computed = sum(record.num_tokens for record in world.books.iterations)
+    assert sum(row.computed for row in served) == computed
+    for inference in world.submitted:
+        mine = [row.generated for row in served if row.request is inference]
+        assert sum(mine) == inference.generated
+
+
 # --- the model is lost ----------------------------------------------------------------------
 
 
@@ -98,21 +120,20 @@ def test_nobody_joins_a_suspect_before_its_first_token_and_that_clears_it() -> N
     world.run()
     check_closed(world)
     assert first.end == second.end == "length"
-    advanced = [decision.advance for decision in world.policy.decisions]
-    assert advanced[3:6] == [[first.id], [second.id], [second.id, first.id]]
+    assert world.policy.planned[3:6] == [[first.id], [second.id], [second.id, first.id]]
 
 
 def test_a_loss_between_iterations_is_no_requests_fault_and_the_batch_limit_outlives_it() -> None:
     world = World(DYNAMIC)
     world.model.max_rows = 2
     inferences = [world.submit([seed], 20, seed) for seed in range(8)]
-    while world.policy.decisions[-1:] == [] or world.policy.decisions[-1].limit != 2:
+    while world.manager._failures.batch_limit != 2:
         world.step()
     for _ in range(6):
         world.model.lose()
         world.step()
     world.step()
-    assert world.policy.decisions[-1].limit == 2
+    assert world.manager._failures.batch_limit == 2
     world.run()
     check_closed(world)
     assert {inference.end for inference in inferences} == {"length"}

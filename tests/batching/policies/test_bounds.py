@@ -4,7 +4,7 @@ than the policy says. The bounds are those of the docstrings in `scheduling/`.""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.inference import Inference
 from scheduling.composed import Order
 from scheduling.registry import IN_ORDER, JOINING, POLICIES
+from seams import Plan, View
 from tests.batching.modes import (
     DYNAMIC_MODES,
     MAX_BYPASS,
@@ -24,11 +25,10 @@ from tests.batching.modes import (
     Mode,
     every,
 )
-from tests.batching.virtual import Client, World, check_closed, play, workloads
+from tests.batching.virtual import Client, World, Wrapped, check_closed, play, workloads
 from tests.examples import examples
 from tests.scheduling.shown import signals
 
-OPTIMISTIC_MODES = [mode for mode in DYNAMIC_MODES if "optimistic" in mode.name]
 LONGEST_PROMPT, LONGEST = 20, 44  # of the workloads' requests
 
 # given the batch limit and the longest prefill: after a preemption it holds generated tokens too
@@ -50,18 +50,20 @@ def modes_of(policies: Iterable[str]) -> pytest.MarkDecorator:
     return every([m for m in (*MODES[:3], *DYNAMIC_MODES) if m.name.split(",")[0] in policies])
 
 
-@modes_of(STALL_BOUNDS)
-@examples(12, 80)
-@given(workload=workloads(), limit=st.integers(2, 8), budget=st.integers(44, 200))
-def test_decoding_stalls_no_longer_than_the_policy_says(
-    mode: Mode, workload: list[Client], limit: int, budget: int
-) -> None:
-    world = World(mode, max_batch_size=limit, budget=budget, context=LONGEST)
-    play(world, workload)
-    check_closed(world)
-    longest = LONGEST_PROMPT if "reserve" in mode.name else LONGEST
-    bound = STALL_BOUNDS[mode.name.split(",")[0]](limit, longest)
-    assert world.policy.worst_stall_tokens <= bound
+class Watched(Wrapped):
+    """Any policy. `worst_stall`: prefill tokens between two decodes of one resident."""
+
+    worst_stall = 0
+    stalls: Mapping[int, int] = {}  # decoding resident -> prefill since its last token
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        decoding = {r.id for r in view.resident if r.generated and r.known - r.computed == 1}
+        prefill = sum(step.num_tokens for step in plan.advance if step.request.id not in decoding)
+        stalls = {id: self.stalls.get(id, 0) + prefill for id in decoding}
+        self.worst_stall = max(self.worst_stall, *stalls.values(), 0)
+        self.stalls = {id: stall for id, stall in stalls.items() if id not in self.planned[-1]}
+        return plan
 
 
 def overtaken_by(inference: Inference, world: World) -> int:
@@ -72,68 +74,36 @@ def overtaken_by(inference: Inference, world: World) -> int:
     return sum(other_s is not None and other_s < at_s for other_s in admitted_s)
 
 
-@modes_of(MOST_OVERTAKING)
+@modes_of({*STALL_BOUNDS, *MOST_OVERTAKING})
 @examples(12, 80)
 @given(
     workload=workloads(choices=3),
-    limit=st.integers(1, 4),
-    budget=st.integers(44, 100),
+    limit=st.integers(1, 8),
+    budget=st.integers(44, 200),
     max_rows=st.none() | st.integers(1, 4),
 )
-def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
+def test_decoding_stalls_and_requests_are_overtaken_no_more_than_the_policy_says(
     mode: Mode, workload: list[Client], limit: int, budget: int, max_rows: int | None
 ) -> None:
     """Where memory grows with its use, choices that wait for the first of them may be passed."""
     if "optimistic" in mode.name:
         workload = [replace(client, choices=1) for client in workload]
-    world = World(mode, max_batch_size=limit, budget=budget)
+    watched, name = Watched(mode.policy(0.0)), mode.name.split(",")[0]
+    world = World(
+        replace(mode, policy=lambda _: watched),
+        max_batch_size=limit,
+        budget=budget,
+        context=LONGEST,
+    )
     world.model.max_rows = max_rows
     play(world, workload)
-    most = MOST_OVERTAKING[mode.name.split(",")[0]](limit)
-    assert max(overtaken_by(inference, world) for inference in world.submitted) <= most
-
-
-@every(OPTIMISTIC_MODES)
-@examples(12, 80)
-@given(workload=workloads(), limit=st.integers(3, 8), budget=st.integers(44, 80))
-def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
-    mode: Mode, workload: list[Client], limit: int, budget: int
-) -> None:
-    world = World(mode, max_batch_size=limit, budget=budget)
-    play(world, workload)
-    preempted: set[int] = set()
-    before: set[int] = set()
-    for decision in world.policy.decisions:
-        preempted |= before & set(decision.waiting)
-        here = [id for id in decision.waiting if id in preempted]
-        assert decision.waiting[: len(here)] == sorted(here)
-        # a planned newcomer may not have fitted after growth: it was never admitted
-        before = set(decision.resident)
-
-
-def amid(
-    world: World,
-    request: Inference,
-    arrive: Callable[[int], object],
-    is_done: Callable[[Inference], object] = lambda request: request.ended,
-) -> None:
-    """Others arrive at every iteration until the request is done, which must not take for ever."""
-    for number in range(2000):
-        world.step()
-        if is_done(request):
-            break
-        arrive(number)
-    assert is_done(request)
-    world.run()
     check_closed(world)
-    assert request.end == "length"
-
-
-def every_fourth_by_arrival(world: World) -> None:
-    """Where a policy lets the oldest run every so many iterations."""
-    order: Order | None = getattr(world.policy.policy, "order", None)
-    if order is not None and order.oldest_every is not None:
-        order.oldest_every = 4
+    if name in STALL_BOUNDS and max_rows is None:
+        longest = LONGEST_PROMPT if "reserve" in mode.name else LONGEST
+        assert watched.worst_stall <= STALL_BOUNDS[name](limit, longest)
+    if name in MOST_OVERTAKING:
+        most = MOST_OVERTAKING[name](limit)
+        assert max(overtaken_by(inference, world) for inference in world.submitted) <= most
 
 
 @modes_of(POLICIES.keys() - UNPROMISED)
@@ -146,55 +116,27 @@ def every_fourth_by_arrival(world: World) -> None:
 def test_nobody_waits_for_ever_whatever_the_others_tell_the_policy(
     mode: Mode, own: dict[str, Any], others: list[dict[str, Any]], earlier: int
 ) -> None:
-    """A long request, and two short ones at every iteration, between few users and programs."""
+    """A long request, which needs most of the memory, and two short ones at every iteration,
+    between few users and programs."""
     if mode.name.split(",")[0] in ("dlpm", "priority"):  # they promise it where all are alike
         own, others, earlier = {}, [{}], 0
     world = World(mode, max_batch_size=2, budget=60)
-    every_fourth_by_arrival(world)
+    order: Order | None = getattr(world.policy.policy, "order", None)
+    if order is not None and order.oldest_every is not None:
+        order.oldest_every = 4  # iterations, of which one goes by arrival
     told = itertools.cycle(others)
     for _ in range(earlier):
         world.submit([1], 2, **own)
     for _ in range(4):
         world.submit([1], 2, **next(told))
     long = world.submit([2] * 20, 24, **own)
-
-    def arrive(_: int) -> None:
+    for _ in range(2000):
+        world.step()
+        if long.ended:
+            break
         world.submit([3], 1, **next(told))
         world.submit([4], 2, **next(told))
-
-    amid(world, long, arrive, lambda long: long.admitted_s is not None)
-
-
-@modes_of(["mlfq", "program"])
-@pytest.mark.parametrize(("prompt", "max_tokens", "budget"), [(90, 30, 300), (60, 36, 100)])
-def test_a_request_that_had_its_share_or_needs_all_memory_continues_amid_new_ones(
-    mode: Mode, prompt: int, max_tokens: int, budget: int
-) -> None:
-    world = World(mode, max_batch_size=2, budget=budget)
-    every_fourth_by_arrival(world)
-    for n in range(4):
-        world.submit([n] * 4, 12)
-    long = world.submit([2] * prompt, max_tokens, program=1)
-
-    def arrive(number: int) -> None:
-        while world.manager.queue.size < 3:
-            world.submit([number % 13] * 4, 3)
-
-    amid(world, long, arrive)
-    assert any(record.generated < 4 for record in world.books.requests)
-
-
-@every(OPTIMISTIC_MODES)
-def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
-    """Long prompts keep arriving while a short one decodes: it always has the fewest computed
-    tokens, and is the victim until it is the oldest."""
-    world = World(mode, max_batch_size=3, budget=80)
-    old = world.submit([1] * 30, 20)
-    victim = world.submit([2], 24)
-    for seed in range(40):
-        world.submit([3] * 18, 20, seed)
-        world.step()
+    assert long.ended
     world.run()
     check_closed(world)
-    assert old.end == victim.end == "length"
-    assert sum(record.num_preemptions for record in world.books.requests) > 0
+    assert long.end == "length"

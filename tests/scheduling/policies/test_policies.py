@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from scheduling import registry
 from scheduling.contract import check_plan
 from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
@@ -25,7 +22,7 @@ from seams import Plan, Policy
 from serving.config import Config
 from tests.examples import examples
 from tests.scheduling.law import Law
-from tests.scheduling.shown import Counted, Shown, batches, carried_out, queues, signals, view
+from tests.scheduling.shown import Shown, batches, carried_out, queues, signals, view
 
 CONFIG = Config(mode="dynamic", max_batch_size=8, token_budget=12, max_bypass=3)
 # the other modes, limits that matter, and all that a server can be asked for
@@ -75,28 +72,7 @@ def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_s
     plan = policy.plan(shown)
     check_plan(plan, shown)
     assert (shown.waiting, shown.resident) == before
-    assert twin.plan(shown) == plan
-
-
-@given(
-    waiting=queues(), resident=batches(least=0), limit=st.integers(6, 9), free=st.integers(0, 300)
-)
-def test_orca_fills_the_batch_in_order_until_limit_or_memory_end_it(
-    waiting: list[Shown], resident: list[Shown], limit: int, free: int
-) -> None:
-    shown = view(waiting, resident, limit=limit, budget=1000, used=1000 - free)
-    plan = Orca().plan(shown)
-    chosen: Any = [step.request for step in plan.advance]
-    new = chosen[len(resident) :]
-    assert chosen[: len(resident)] == resident
-    assert new == waiting[: len(new)]
-    assert sum(request.most for request in new) <= free
-    if len(chosen) < limit and len(new) < len(waiting):
-        behind = waiting[len(new)]
-        assert sum(request.most for request in (*new, behind)) > free
-    assert all(
-        step.num_tokens == step.request.known - step.request.computed for step in plan.advance
-    )
+    assert twin.plan(shown) == plan == policy.plan(shown)  # a plan may be dropped
 
 
 def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
@@ -106,18 +82,6 @@ def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
     assert advanced(policy.plan(view(waiting, now_s=15.0, limit=4))) == [(1, 4), (2, 4)]
     assert advanced(policy.plan(view(waiting, now_s=11.0, limit=2))) == [(1, 4), (2, 4)]
     assert advanced(policy.plan(view(waiting, now_s=11.0, limit=1))) == [(1, 4)]
-
-
-@pytest.mark.parametrize("budget", [16, 1024, 1024 * 6, 1024 * 12])
-def test_the_work_of_planning_a_static_batch_grows_with_its_queue_not_with_its_square(
-    budget: int,
-) -> None:
-    waiting = [Shown(id) for id in range(1024)]
-    shown = view(waiting, limit=1024, budget=budget, rectangles=True)
-    memory = Counted(shown.memory, [])
-    plan = Static(0.0).plan(replace(shown, memory=memory))
-    assert len(plan.advance) == max(1, budget // 12)
-    assert memory.asked_about <= len(waiting)
 
 
 @given(waiting=queues(), limit=st.integers(1, 8), budget=st.integers(60, 400))
@@ -138,16 +102,6 @@ def test_static_takes_as_many_as_fit_into_one_padded_rectangle(
 
 def decoding(*ids: int) -> list[Shown]:
     return [Shown(id, generated=2, computed=5) for id in ids]
-
-
-def test_tgi_prefills_alone_and_lets_everybody_decode_before_it_interrupts_again() -> None:
-    policy = TGI(waiting_served_ratio=0.5)
-    both, all_three = decoding(1, 2), decoding(1, 2, 3)
-    assert advanced(carried_out(policy, view([Shown(1), Shown(2)]))) == [(1, 4), (2, 4)]
-    assert advanced(carried_out(policy, view([Shown(3)], both))) == [(3, 4)]
-    decodes = carried_out(policy, view([Shown(4)], all_three))
-    assert advanced(decodes) == [(1, 1), (2, 1), (3, 1)]
-    assert advanced(carried_out(policy, view([Shown(4)], all_three))) == [(4, 4)]
 
 
 def test_tgi_interrupts_for_the_ratio_to_running_requests_or_after_so_many_tokens() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from scheduling.composed import Pausing
 from scheduling.policies.orders.mlfq import MLFQ
+from scheduling.policies.orders.priority import ByPriority
 from scheduling.policies.orders.program import FIRST_LEVEL, Program
+from scheduling.policies.stall_free import StallFree
 from scheduling.registry import make_policy
-from seams import Observer, Policy, Served
+from seams import Policy, Served
 from serving.config import Config
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
@@ -47,13 +51,8 @@ def running(id: int, **more: int) -> Shown:
         ("priority", Shown(1), Shown(2), False),
         ("srpt", Shown(1, max_tokens=20), Shown(2, max_tokens=100, predicted=10), True),
         # what was generated before a preemption is not left
-        ("srpt", Shown(1, max_tokens=60, predicted=50, generated=5), Shown(2, predicted=10), True),
-        (
-            "srpt",
-            Shown(1, max_tokens=60, predicted=50, generated=45),
-            Shown(2, predicted=10),
-            False,
-        ),
+        ("srpt", Shown(1, predicted=50, generated=5), Shown(2, predicted=10), True),
+        ("srpt", Shown(1, predicted=50, generated=45), Shown(2, predicted=10), False),
         ("mlfq", Shown(1, prompt_tokens=70), Shown(2, prompt_tokens=9), True),
         ("mlfq", Shown(1, prompt_tokens=20), Shown(2, prompt_tokens=9), False),
     ],
@@ -119,17 +118,6 @@ def test_the_level_of_a_request_by_its_prompt_and_by_what_it_has_used(
     assert order.group(Shown(1)) == 0, "what is done is forgotten"
 
 
-def test_a_resident_that_has_used_its_quantum_pauses_for_a_newcomer_and_keeps_its_memory() -> None:
-    by = policy("mlfq")
-    assert isinstance(by, Observer)
-    resident = Shown(1, computed=34, generated=31, max_tokens=60)
-    newcomer = Shown(2, prompt_tokens=30)
-    by.observe([Served(resident, 31, 1)])
-    assert runs(by, [newcomer], [resident]) == ({1}, [])
-    by.observe([Served(resident, 1, 1)])
-    assert runs(by, [newcomer], [resident]) == ({2}, [])
-
-
 @pytest.mark.parametrize(
     ("tokens", "level"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (256, 3)]
 )
@@ -150,8 +138,48 @@ def test_calls_of_a_program_count_together_those_without_one_alone_until_they_ar
     assert order_of(order, [Shown(3, program=4), Shown(4)]) == [4, 3]  # numbers apart, too
     order.observe([Served(Shown(3, program=4, done=True), 1, 1)])
     assert order.group_rank((1, 4)) == 1
-    assert order.group_rank(order.group(Shown(11))) == 0
     order.observe([Served(Shown(11), 24, 1)])
     assert order.group_rank(order.group(Shown(11))) == 1
     order.observe([Served(Shown(11, done=True), 1, 1)])
     assert order.group_rank(order.group(Shown(11))) == 0
+
+
+# --- how newcomers are admitted -------------------------------------------------------------
+
+
+def test_as_few_residents_as_newcomers_need_are_preempted_the_least_urgent_first() -> None:
+    residents = [Shown(k, priority=k, computed=4, room=10) for k in range(1, 201)]
+    urgent = [Shown(1000 + k, prompt_tokens=4, max_tokens=6, priority=-1) for k in range(64)]
+    shown = view(urgent, residents, limit=64, max_resident=220, budget=2100, used=2000)
+    plan = Pausing(ByPriority(), StallFree(1000)).plan(shown)
+    assert {step.request.id for step in plan.advance} == {request.id for request in urgent}
+    # places for 20 more, memory for 10 more: 54 give way
+    assert sorted(request.id for request in plan.preempt) == list(range(147, 201))
+
+
+PROMPT = Shown(2, prompt_tokens=500, computed=100, priority=5, room=510)  # amid its prefill
+DECODE = Shown(1, computed=4, generated=1, priority=6, room=12)
+
+
+def test_a_prompt_does_not_continue_before_a_newcomer_that_precedes_it() -> None:
+    policy = Pausing(ByPriority(), StallFree(20))
+    plan = policy.plan(view([Shown(3, priority=-1)], [DECODE, PROMPT], limit=2, max_resident=3))
+    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(1, 1), (3, 4)]
+    plan = policy.plan(view([Shown(3, priority=5)], [PROMPT], limit=2, max_resident=3))
+    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(2, 20)]
+
+
+def test_no_paused_prompt_takes_the_row_of_a_prompt_that_waits_for_a_newcomer() -> None:
+    paused = replace(PROMPT, id=4, priority=7)
+    waiting, residents = [Shown(3, priority=-1)], [PROMPT, paused]
+    shown = view(waiting, residents, limit=2, max_resident=3, budget=2000, used=1020)
+    plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
+    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(3, 4)]
+
+
+def test_none_is_preempted_for_a_newcomer_that_the_token_budget_leaves_out() -> None:
+    urgent = [Shown(k, prompt_tokens=20, max_tokens=4, priority=-1) for k in (3, 4)]
+    shown = view(urgent, [DECODE, PROMPT], limit=2, max_resident=8, budget=546, used=522)
+    plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
+    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(3, 20)]
+    assert not plan.preempt

@@ -4,6 +4,9 @@ and prefixes that decide among the users who are not too far ahead."""
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +15,9 @@ from hypothesis import strategies as st
 
 from engine.inference import Inference
 from requested import Sampling
-from scheduling.policies.orders.dlpm import DLPM, QUANTUM, WINDOW
+from scheduling.policies.orders.dlpm import DLPM, QUANTUM
 from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN, VTC
-from seams import Served
+from seams import Memory, Served
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
@@ -46,14 +49,6 @@ def test_a_prompt_token_costs_one_a_generated_one_two_and_a_prefix_hit_nothing()
     assert order_of(order, [asking(3, 2), asking(4, 1), asking(5, 2)]) == [3, 5, 4]
 
 
-def test_what_one_plan_admits_is_charged_within_it_without_prefix_hits() -> None:
-    """Each of user 1 costs 10, each of user 2 costs 50."""
-    waiting = [asking(id, user=1, prompt_tokens=100) for id in (1, 2, 3)]
-    waiting += [asking(id, user=2, prompt_tokens=50) for id in (4, 5, 6)]
-    hits = dict.fromkeys((1, 2, 3), 90)
-    assert order_of(VTC(), waiting, hits=hits) == [1, 4, 2, 3, 5, 6]
-
-
 def test_a_user_that_comes_back_is_lifted_to_the_smallest_counter_of_those_who_wait() -> None:
     order = VTC()
     for user, tokens in ((1, 300), (2, 1000), (3, 20), (4, 700)):
@@ -63,20 +58,6 @@ def test_a_user_that_comes_back_is_lifted_to_the_smallest_counter_of_those_who_w
     order_of(order, [*busy, asking(3, 3), asking(4, 4)])
     assert order.served[3] == order.served[1] == 300.0
     assert order.served[4] == 700.0, "it had more already"
-
-
-def test_if_nobody_waits_it_is_lifted_to_the_counter_of_who_left_the_queue_last() -> None:
-    order = VTC()
-    first, last = asking(1, 2), asking(2, 1)
-    order_of(order, [first, last])
-    serve(order, 1, 300)
-    serve(order, 2, 1000)
-    first.resident = True
-    order_of(order, [last], [first])
-    last.resident = True
-    order_of(order, [], [first, last])
-    order_of(order, [asking(4, 4)], [first, last])
-    assert order.served[4] == 300.0
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -107,19 +88,6 @@ def test_a_prompt_is_charged_whole_though_the_next_iteration_is_in_flight(
     assert order.served[1] == prompt + 2 * 4
 
 
-def test_among_deferred_requests_a_newcomer_is_lifted_to_who_waits_not_to_who_left() -> None:
-    """The deferred policies show the newcomer first."""
-    order = VTC()
-    serve(order, 2, 100)
-    serve(order, 3, 5000)
-    left, deferred, newcomer = asking(1, 3), asking(2, 2), asking(7, 9)
-    order_of(order, [deferred, left], num_deferred=1)
-    left.resident = True
-    order_of(order, [deferred], [left], num_deferred=1)
-    assert order_of(order, [newcomer, deferred], [left], num_deferred=1) == [2, 7]
-    assert order.served[9] == 100.0
-
-
 @pytest.mark.parametrize("name", ["vtc", "dlpm"])
 def test_with_one_user_it_does_nothing_also_where_requests_are_preempted(name: str) -> None:
     ends = []
@@ -146,6 +114,71 @@ def test_end_users_take_turns_also_beside_deferred_requests() -> None:
     assert [request.end_user for request in admitted] == [1, 2, 1, 2, 1, 2, 1, 1, 1]
 
 
+# --- the index of waiting requests ----------------------------------------------------------
+
+
+def arriving(rng: random.Random, id: int) -> Any:
+    inference = asking(id, rng.randint(1, 50), rng.randint(1, 30))
+    inference.end_user = rng.randint(0, 3)
+    return inference
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_users_are_in_the_order_of_their_counters_whatever_comes_and_goes(seed: int) -> None:
+    """Against an order that is computed from all waiting requests at every plan."""
+    rng = random.Random(seed)
+    order = VTC()
+    waiting: list[Inference] = []
+    resident: list[Inference] = []
+    ids = iter(range(10_000))
+    for _ in range(60):
+        waiting += [arriving(rng, next(ids)) for _ in range(rng.randint(0, 4))]
+        empty: Any = view(limit=8)
+        shown = replace(empty, waiting=list(waiting), resident=list(resident))
+        most = rng.randint(0, 4)
+        found: list[Any] = list(order.first(shown, most))
+        assert [r.id for r in found] == [r.id for r in by_hand(order, waiting, shown.memory, most)]
+        for request in found:
+            if rng.random() < 0.7:
+                request.resident = True
+                waiting.remove(request)
+                resident.append(request)
+        order.observe([Served(r, 1, 1) for r in resident if rng.random() < 0.5])
+        for request in list(resident):
+            if rng.random() < 0.5:
+                resident.remove(request)
+                request.resident = False
+                if rng.random() < 0.5:
+                    request.finish("length")
+                else:
+                    request.num_preemptions += 1
+                    waiting.append(request)
+        for request in rng.sample(waiting, len(waiting) // 8):
+            request.finish("cancelled")
+        waiting = [request for request in waiting if not request.done]
+        waiting.sort(key=lambda r: (not r.num_preemptions, r.id))
+
+
+def by_hand(order: VTC, waiting: Sequence[Inference], memory: Memory, most: int) -> list[Inference]:
+    served = {request.user: order.served.get(request.user, 0.0) for request in waiting}
+    turns = {request.id: order.waiting._entries[request.id][0] for request in waiting}
+    since = {request.user: order.waiting._queues[request.user].since for request in waiting}
+
+    def place(request: Inference) -> tuple[float, int]:
+        return turns[request.id], request.id
+
+    left, found = list(waiting), list[Inference]()
+    while left and len(found) < most:
+        # within a user by turn, then by arrival; then by who has waited longer
+        users = {request.user for request in left}
+        firsts = [min((r for r in left if r.user == user), key=place) for user in users]
+        best = min(firsts, key=lambda r: (served[r.user], since[r.user]))
+        left.remove(best)
+        found.append(best)
+        served[best.user] += best.known
+    return found
+
+
 # --- prefixes first -------------------------------------------------------------------------
 
 LEAST, AHEAD = 1, 2
@@ -164,22 +197,6 @@ def test_the_longest_prefix_hit_is_first_unless_its_user_is_a_quantum_ahead(
     if served:
         serve(order, AHEAD, int(served))
     assert order_of(order, WAITING, hits=HITS) == expected
-
-
-def test_users_that_are_ahead_are_in_the_order_of_their_counters_whatever_is_cached() -> None:
-    order = DLPM()
-    serve(order, 2, int(QUANTUM) + 900)
-    serve(order, 3, int(QUANTUM) + 400)
-    waiting = [asking(id, id, 100) for id in (1, 2, 3)]
-    assert order_of(order, waiting, hits={2: 80}) == [1, 3, 2]
-
-
-def test_prefixes_are_compared_among_the_first_of_the_window() -> None:
-    waiting = [asking(id, 1, 100) for id in range(WINDOW + 5)]
-    inside, outside = {WINDOW - 1: 80}, {WINDOW: 80}
-    for hits, first in ((inside, WINDOW - 1), (outside, 0)):
-        (request,) = DLPM().first(view(waiting, hits=hits), 1)
-        assert request.id == first
 
 
 # --- the bound: theorem 4.4 of the paper ----------------------------------------------------
