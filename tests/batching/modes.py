@@ -14,10 +14,7 @@ from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
-from scheduling.policies.shortest_first import ShortestFirst
-from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES as REGISTERED
 from scheduling.registry import make_policy
 from seams import Policy
@@ -52,6 +49,11 @@ def registered(name: str) -> Policy:
     options = Config(
         mode="dynamic",
         max_batch_size=8,
+        max_batch_prefill_tokens=PREFILL_TOKENS,
+        max_batch_total_tokens=400,
+        waiting_served_ratio=0.5,
+        max_waiting_tokens=4,
+        max_bypass=MAX_BYPASS,
         token_budget=TOKEN_BUDGET,
         ttft_target_ms=10.0,
         tpot_target_ms=5.0,
@@ -59,16 +61,7 @@ def registered(name: str) -> Policy:
     return make_policy(name, options, Law())
 
 
-_IN_SMALL: dict[str, Callable[[], Policy]] = {
-    "orca": Orca,
-    "tgi": lambda: TGI(PREFILL_TOKENS, 400, waiting_served_ratio=0.5, max_waiting_tokens=4),
-    "stall-free": lambda: StallFree(TOKEN_BUDGET),
-    "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
-}
-POLICIES: dict[str, Callable[[], Policy]] = {
-    **_IN_SMALL,
-    **{name: partial(registered, name) for name in REGISTERED if name not in _IN_SMALL},
-}
+POLICIES: dict[str, Callable[[], Policy]] = {name: partial(registered, name) for name in REGISTERED}
 SHARED = "optimistic, shared prefixes"
 ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
     "reserve": Ledger,

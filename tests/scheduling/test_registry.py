@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduling.contract import PolicyOptionError
-from scheduling.registry import POLICIES, make_policy
+from scheduling.registry import make_policy
 from serving.config import Config
 from tests.scheduling.law import Law
 
@@ -46,24 +46,6 @@ def my_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     monkeypatch.syspath_prepend(tmp_path)
     yield "my_policies"
     sys.modules.pop("my_policies", None)
-
-
-def test_each_policy_is_made_with_its_own_options() -> None:
-    config = Config(
-        mode="dynamic",
-        max_batch_prefill_tokens=100,
-        max_batch_total_tokens=200,
-        waiting_served_ratio=1.5,
-        max_waiting_tokens=7,
-        token_budget=99,
-        max_bypass=5,
-    )
-    made: Any = {name: make_policy(name, config) for name in POLICIES}
-    tgi = made["tgi"]
-    assert (tgi.max_batch_prefill_tokens, tgi.max_batch_total_tokens) == (100, 200)
-    assert (tgi.waiting_served_ratio, tgi.max_waiting_tokens) == (1.5, 7)
-    assert made["stall-free"].token_budget == 99
-    assert made["shortest-first"].max_bypass == 5
 
 
 @pytest.mark.parametrize("name", ["stall-free", "deadline"])

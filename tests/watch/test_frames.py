@@ -65,39 +65,17 @@ def test_runs_hold_every_row_of_every_iteration_once(
     assert sum(run.tokens for run in frame["runs"]) == sum(row[2] for each in rows for row in each)
 
 
-def drafted(n: int, accepted: int, rejected: int) -> IterationRecord:
-    """A decode of one request with drafts."""
-    rows = Rows((7,), (0,), (1 + accepted,), bytes([DECODE]), (accepted,), (rejected,))
-    return replace(
-        iterated(n, ()),
-        batch_size=1,
-        num_tokens=1 + accepted,
-        num_positions=1 + accepted + rejected,
-        num_generated=1 + accepted,
-        accepted_drafts=accepted,
-        rejected_drafts=rejected,
-        rows=rows,
-    )
-
-
-def test_a_run_holds_iterations_that_advance_a_request_by_as_many_tokens() -> None:
-    advances = [(2, 1), (2, 1), (0, 3), (0, 0), (0, 0), (4, 0)]
-    frame = make_frame([drafted(n, *of) for n, of in enumerate(advances)], 0, 1.0)
-    runs = [(r.length, r.tokens, r.accepted, r.rejected) for r in frame["runs"]]
-    assert runs == [(2, 6, 4, 2), (1, 1, 0, 3), (2, 2, 0, 0), (1, 5, 4, 0)]
-    assert [i.padding for i in frame["iterations"]] == [0] * 6
-
-
 def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
     def read_again(event: Event) -> Event | None:
         return event_of(json.loads(json.dumps(as_json(event))))
 
+    drafts = Rows((7,), (0,), (3,), bytes([DECODE]), (2,), (1,))
     record = RequestRecord(0.0, 0.01, 0.02, 0.05, 0.05, 3, 3, 3, 1, "immediate", "length")
     events: list[Event] = [
         Arrived(7, 0.0, 3, 3, "immediate"),
         iterated(1, [(7, 1, 3, 0)]),
         replace(iterated(3, [(7, 0, 4, 0)]), preempted=(7,)),
-        replace(drafted(4, 2, 1), preempted=[]),
+        IterationRecord(1, 3, rows=drafts, preempted=[], accepted_drafts=2, rejected_drafts=1),
         Ended(7, record),
     ]
     again = [read_again(event) for event in events]

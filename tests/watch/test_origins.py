@@ -105,19 +105,6 @@ def test_the_page_asks_before_it_contacts_another_server_and_keeps_its_key_from_
     assert stranger.url in strict_page.inner_text("#verdict")
 
 
-def test_the_page_can_contact_only_its_own_server_and_those_of_its_address(
-    strict_page: Page, locked: Server, stranger: ScriptedUpstream
-) -> None:
-    contact = f"fetch('{stranger.url}/x').then(() => 'sent', () => 'blocked')"
-    strict_page.goto(f"{locked.url}/watch")
-    assert strict_page.evaluate(contact) == "blocked"
-    strict_page.goto(f"{locked.url}/watch/page/index.html?with={stranger.url}")
-    assert strict_page.evaluate(contact) == "blocked"
-    assert stranger.paths == []
-    strict_page.goto(f"{locked.url}/watch?with={stranger.url}")
-    assert strict_page.evaluate(contact) == "sent"
-
-
 @pytest.mark.parametrize(
     ("named", "allowed"),
     [

@@ -15,12 +15,20 @@ from tests.support.process import PATIENCE_S, ROOT, Server, serving
 PAGE_BYTES = 150 * 1024
 
 
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a chat template, and a policy that pauses residents."""
     folder = tmp_path_factory.mktemp("watch")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    options: dict[str, Any] = {"max_batch_size": 2, "policy": "mlfq", "watch_text": True}
     model = {STEP_S: 0.004, ENDLESS: 1}
-    options: dict[str, Any] = {"max_batch_size": 8, "watch_text": True, "speculate": 3}
-    with serving(folder, hash_model=model, **options) as server:
+    with serving(folder, hash_model=model, model=str(folder), speculate=3, **options) as server:
         yield server
 
 
@@ -99,30 +107,14 @@ def test_the_three_modes_play_to_their_end_and_say_what_they_show(
     assert "with dynamic batching" in page.inner_text("#verdict")
 
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def pausing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With a chat template, and a policy that pauses residents."""
-    folder = tmp_path_factory.mktemp("pausing")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    options: dict[str, Any] = {"max_batch_size": 2, "policy": "mlfq", "watch_text": True}
-    model = {STEP_S: 0.02, ENDLESS: 1}
-    with serving(folder, hash_model=model, model=str(folder), **options) as server:
-        yield server
-
-
-def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, pausing: Server) -> None:
-    opened(page, pausing, "live")
+def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, watched: Server) -> None:
+    opened(page, watched, "live")
+    before = watched.counts()["completed"]
     page.fill("#prompt", "Why?")
     page.click("#prompt-form button")
-    page.wait_for_function(f"{ENDED}.length > 0")
+    page.wait_for_function(f"{ENDED}.length > {before}")
     number = page.evaluate("Math.max(...watch.store.requests.keys())")
-    text = requests.get(f"{pausing.url}/watch/text/{number}", timeout=PATIENCE_S).json()
+    text = requests.get(f"{watched.url}/watch/text/{number}", timeout=PATIENCE_S).json()
     assert text["prompt"] == "[user]Why?[assistant]"
     page.wait_for_function(
         "shown => document.querySelector('#answer').textContent === shown",
@@ -130,10 +122,10 @@ def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, pausi
     )
 
 
-def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, pausing: Server) -> None:
-    opened(page, pausing, "live")
+def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, watched: Server) -> None:
+    opened(page, watched, "live")
     assert page.inner_text("#what").endswith("up to 2 rows an iteration")
-    wanted = [{"prompt": "x", "num_tokens": 100, "after_s": 0} for _ in range(6)]
+    wanted = [{"prompt": "x", "num_tokens": 400, "after_s": 0} for _ in range(6)]
     page.evaluate("wanted => watch.room.send(wanted)", wanted)
     page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
     assert page.evaluate("watch.tracks.limit") == 2

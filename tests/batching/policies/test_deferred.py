@@ -198,18 +198,3 @@ def test_the_first_deferred_request_puts_the_wrapper_on_which_knows_the_load_bef
     assert budget._seen.load.residents == 3
     world.run()
     check_closed(world)
-
-
-def test_what_a_budget_leaves_is_spent_once_though_an_iteration_is_in_flight() -> None:
-    def share(lookahead: int) -> float:
-        """Of deferred tokens."""
-        world = World(of(Budget(Orca(), Law(), 1.02)), lookahead=lookahead, context=512)
-        for n in range(2):
-            world.submit([n], 400)
-            world.submit([n], 400, service_class="deferred", stored=True)
-        while len(world.books.iterations) < 300:
-            world.step()
-        done = world.books.iterations
-        return sum(record.deferred_tokens for record in done) / len(done)
-
-    assert 0.05 < share(1) <= share(0) * 1.05

@@ -137,31 +137,6 @@ def test_tgi_takes_in_order_what_its_limits_allow_and_one_that_exceeds_them_alon
         assert sum(request.known for request in more) > prefill or cost > total
 
 
-@given(
-    waiting=queues(),
-    resident=batches(least=0),
-    begun=st.integers(0, 30),
-    budget=st.integers(7, 40),
-)
-def test_stall_free_decodes_first_and_fills_the_budget_with_prompts_in_order(
-    waiting: list[Shown], resident: list[Shown], begun: int, budget: int
-) -> None:
-    running = [request for request in resident if not request.done]
-    half_done = Shown(2000, prompt_tokens=40, computed=begun)
-    plan = StallFree(budget).plan(view(waiting, [*running, half_done], limit=12))
-    decodes, (first, *rest) = plan.advance[: len(running)], plan.advance[len(running) :]
-    assert [(step.request, step.num_tokens) for step in decodes] == [(r, 1) for r in running]
-    assert first.request == half_done
-    assert [step.request for step in rest] == waiting[: len(rest)]
-    assert all(step.num_tokens == step.request.known for step in (first, *rest)[1:-1])
-    used = sum(step.num_tokens for step in plan.advance)
-    assert used <= budget
-    complete = (plan.advance[-1].num_tokens == plan.advance[-1].request.known) or not rest
-    if used < budget:
-        assert complete
-        assert len(rest) == min(len(waiting), 12 - len(running) - 1)
-
-
 def test_shortest_first_admits_by_tokens_left_and_what_has_waited_long_enough_before_all() -> None:
     policy = ShortestFirst(max_bypass=2)
     long = Shown(1, max_tokens=100)

@@ -85,13 +85,6 @@ def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
         assert total - decodes >= LEAST_PROMPT_TOKENS
 
 
-def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
-    shown = view([long()], decoding(20), limit=32, budget=9000, hits={100: 4000})
-    law = law_of(pair_s=1e-6)
-    resumed = prompt_of(view([], [*decoding(20), long(4000)], limit=32, budget=9000), law)
-    assert prompt_of(shown, law) == resumed
-
-
 @pytest.mark.parametrize(
     ("law", "tokens"),
     [
