@@ -89,7 +89,11 @@ class Faulty(Orca):
     """Does something wrong once."""
 
     def __init__(self, wrong: str, do: Callable[[Any], Any]) -> None:
-        setattr(self, wrong, lambda shown: (delattr(self, wrong), do(shown))[1])
+        def once(shown: object) -> object:
+            delattr(self, wrong)
+            return do(shown)
+
+        setattr(self, wrong, once)
 
 
 def raises(_: object) -> Any:
