@@ -146,22 +146,3 @@ def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(
     assert all(url.startswith((watched.url, "data:")) for url in loaded)
     files = [path for path in (ROOT / "watch" / "page").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= PAGE_BYTES
-
-
-def test_rows_are_coloured_by_user_program_or_priority(page: Page, watched: Server) -> None:
-    opened(page, watched, "live")
-    for k in range(4):
-        user, program = f"user {k % 2}", "one"
-        asked(watched, 1, num_tokens=4, user=user, program=program, priority=5 + k)
-    # others of this server may still be running; a program is one of its user
-    newest = "[...watch.store.requests.values()].filter((r) => r.priority >= 5)"
-    page.wait_for_function(f"{newest}.filter((r) => r.end && r.program !== null).length === 4")
-    page.select_option("#colour", "user")
-    assert page.is_hidden("#live-legend")
-    for by, colours in (("user", 2), ("program", 2), ("priority", 4)):
-        values = (
-            f"new Set({newest}.map((r) => watch.tracks.groups.colour(r.{by}, {{}}, false))).size"
-        )
-        assert page.evaluate(values) == colours
-    page.select_option("#colour", "kind")
-    assert page.is_visible("#live-legend")

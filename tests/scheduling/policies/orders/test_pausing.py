@@ -124,24 +124,11 @@ def test_the_level_of_a_request_by_its_prompt_and_by_what_it_has_used(
 def test_levels_of_programs_double_and_the_less_served_is_first(tokens: int, level: int) -> None:
     order, much, little = Program(), Shown(2, program=1), Shown(3, program=2)
     assert order_of(order, [much, little]) == [2, 3]
-    order.observe([Served(Shown(1, program=1), tokens, 1)])
+    order.observe([Served(Shown(1, program=1, done=True), tokens, 1)])  # calls count together
     assert order.group_rank((1, 1)) == level
     assert order_of(order, [much, little]) == ([3, 2] if level else [2, 3])
     order.observe([Served(Shown(4, program=2), FIRST_LEVEL << level >> 1, 1)])  # the same level
     assert order_of(order, [much, little]) == [2, 3]
-
-
-def test_calls_of_a_program_count_together_those_without_one_alone_until_they_are_done() -> None:
-    order = Program()
-    for id in (1, 2):
-        order.observe([Served(Shown(id, program=4), 40, 1), Served(Shown(id + 10), 40, 1)])
-    assert order_of(order, [Shown(3, program=4), Shown(4)]) == [4, 3]  # numbers apart, too
-    order.observe([Served(Shown(3, program=4, done=True), 1, 1)])
-    assert order.group_rank((1, 4)) == 1
-    order.observe([Served(Shown(11), 24, 1)])
-    assert order.group_rank(order.group(Shown(11))) == 1
-    order.observe([Served(Shown(11, done=True), 1, 1)])
-    assert order.group_rank(order.group(Shown(11))) == 0
 
 
 # --- how newcomers are admitted -------------------------------------------------------------
