@@ -40,7 +40,8 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[FlaskClient]:
-    with serving(Config(mode="dynamic", max_body_bytes=MOST_BODY_BYTES)) as client:
+    """An iteration ahead, as on a GPU: what is in flight is not there for a reader."""
+    with serving(Config(mode="dynamic", max_body_bytes=MOST_BODY_BYTES, lookahead=1)) as client:
         yield client
 
 

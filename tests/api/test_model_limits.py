@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from api.defaults import load_sampling_defaults
 from requested import Sampling
 from seams import Opening
 from serving.config import Config
-from tests.api.conftest import EMBEDDED_LEN, serving
-from tests.support.dialects import NATIVE, PATHS, RESPONSES, TGI, ask, refused
+from tests.api.conftest import serving
+from tests.support.dialects import NATIVE, PATHS, TGI, ask, refused
 from tests.support.hash_app import byte_tokenizer
 from tests.support.hash_model import HashModel
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer
 
 LIMIT = 64
 PROMPT = "Once upon a time there was a cat."
@@ -62,48 +61,22 @@ def test_prompt_and_answer_up_to_the_limit_fit_and_beyond_it_do_not(
         assert (error["code"], error["param"]) == ("context_length_exceeded", FIELD[path])
 
 
-def test_the_limit_may_be_less_than_the_models_own(embedded: FlaskClient) -> None:
-    (card,) = embedded.get("/v1/models").get_json()["data"]
-    assert card["max_model_len"] == EMBEDDED_LEN
-    answer = ask(embedded, NATIVE, tokens=EMBEDDED_LEN)
-    assert f"context of {EMBEDDED_LEN}" in refused(answer, NATIVE)
-    assert ask(embedded, NATIVE, tokens=EMBEDDED_LEN - 8).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": LONG}),
-        ("/v1/completions", {"prompt": ["a", LONG]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
-        (RESPONSES, {"input": LONG}),
-        (NATIVE, {"prompt": LONG, "num_tokens": 1}),
-        (TGI, {"inputs": LONG}),
-        ("/generate_stream", {"inputs": LONG}),
-        ("/", {"inputs": ["a", LONG]}),
-    ],
-)
-def test_what_cannot_fit_is_refused_unread(
-    limited: FlaskClient, path: str, body: dict[str, Any]
-) -> None:
+def test_what_cannot_fit_is_refused_unread(limited: FlaskClient) -> None:
     encoded.clear()
-    assert "at least" in refused(limited.post(path, json=body), path)
+    for path in PATHS:
+        assert "at least" in refused(ask(limited, path, LONG), path)
+    for path, body in (
+        ("/v1/completions", {"prompt": ["a", LONG]}),
+        ("/", {"inputs": ["a", LONG]}),
+    ):
+        assert "at least" in refused(limited.post(path, json=body), path)
     assert max(encoded, default=0) <= 1
 
 
-def test_what_is_cut_is_not_read_and_what_is_only_counted_may_be_longer(
-    limited: FlaskClient,
-) -> None:
-    prediction = {"type": "content", "content": LONG}
-    for answer in (
-        ask(limited, TGI, LONG, truncate=8),
-        ask(limited, "/v1/chat/completions", "a", prediction=prediction),
-    ):
-        assert answer.status_code == 200
-    assert max(encoded) < len(LONG)
+def test_what_is_cut_or_only_counted_may_be_longer(limited: FlaskClient) -> None:
+    assert ask(limited, TGI, LONG, truncate=8).status_code == 200
     told = limited.post("/tokenize", json={"prompt": LONG}).get_json()
     assert (told["count"], told["max_model_len"]) == (len(LONG), LIMIT)
-    assert len(limited.post("/tokenize", json={"inputs": LONG}).get_json()) == len(LONG)
 
 
 # --- defaults ----------------------------------------------------------------------------
@@ -116,91 +89,46 @@ QWEN = {
 }  # fmt: skip
 OF_QWEN = {name: QWEN[name] for name in
            ("repetition_penalty", "temperature", "top_p", "top_k", "max_new_tokens")}  # fmt: skip
-NOTHING = Sampling()
 OWN = [path for path in PATHS if path != TGI]
 LATER = OWN[1:]  # OpenAI's
+ASKED: list[tuple[Sequence[str], Any, tuple[float | None, ...]]] = [
+    (OWN, {}, (0.7, 20, 0.8, 0.0, 1.05)),
+    (OWN, {"temperature": 0.0}, (0.0, 20, 0.8, 0.0, 1.05)),
+    (OWN, {"temperature": 1.0, "top_p": 1.0}, (1.0, 20, 1.0, 0.0, 1.05)),
+    (OWN, {"top_k": 3}, (0.7, 3, 0.8, 0.0, 1.05)),
+    ([NATIVE], {"top_k": None}, (0.7, None, 0.8, 0.0, 1.05)),
+    (LATER, {"top_k": -1, "repetition_penalty": 1.0}, (0.7, None, 0.8, 0.0, 1.0)),
+    (LATER, {"temperature": None, "top_k": 0, "min_p": 0.2}, (0.7, None, 0.8, 0.2, 1.05)),
+    ([TGI], {"seed": 1}, (0.0, None, 1.0, 0.0, 1.0)),
+]
 
 
-class Listening(HashModel):
-    """Knows how the newest request wants to be sampled."""
-
-    asked = NOTHING
-
-    def open(self, new: Sequence[Opening]) -> None:
-        self.asked = new[-1].sampling
-        super().open(new)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "qwen"
-    folder.mkdir()
-    (folder / "generation_config.json").write_text(json.dumps(QWEN))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model() -> Listening:
-    return Listening()
-
-
-@pytest.fixture(scope="module")
-def qwen(folder: Path, model: Listening) -> Iterator[FlaskClient]:
-    with serving(Config(mode="dynamic", model=str(folder)), lambda config: model) as client:
-        yield client
-
-
-def drawn(sampling: Sampling) -> tuple[float, int | None, float, float, float]:
-    return (
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
-        sampling.repetition_penalty,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("paths", "said", "expected"),
-    [
-        (OWN, {}, (0.7, 20, 0.8, 0.0, 1.05)),
-        (OWN, {"temperature": 0.0}, (0.0, 20, 0.8, 0.0, 1.05)),
-        (OWN, {"temperature": 1.0, "top_p": 1.0}, (1.0, 20, 1.0, 0.0, 1.05)),
-        (OWN, {"top_k": 3}, (0.7, 3, 0.8, 0.0, 1.05)),
-        ([NATIVE], {"top_k": None}, (0.7, None, 0.8, 0.0, 1.05)),
-        (LATER, {"top_k": -1, "repetition_penalty": 1.0}, (0.7, None, 0.8, 0.0, 1.0)),
-        (LATER, {"temperature": None, "top_k": 0, "min_p": 0.2}, (0.7, None, 0.8, 0.2, 1.05)),
-        ([TGI], {}, (0.0, None, 1.0, 0.0, 1.0)),
-    ],
-)
+@pytest.mark.parametrize("used", [True, False])
 def test_the_models_defaults_count_where_the_client_says_nothing(
-    qwen: FlaskClient, model: Listening, paths: list[str], said: Any, expected: Any
+    used: bool, tmp_path: Path
 ) -> None:
-    for path in paths:
-        answer = ask(qwen, path, "a", **(said | ({"seed": 1} if path == TGI else {})))
-        assert answer.status_code == 200, answer.text
-        assert drawn(model.asked) == expected
-        if path == "/v1/responses":
-            assert (answer.json or {})["temperature"] == expected[0]
+    asked: list[Sampling] = []
 
+    class Listening(HashModel):
+        def open(self, new: Sequence[Opening]) -> None:
+            asked.extend(one.sampling for one in new)
+            super().open(new)
 
-def test_chats_end_where_the_model_says(qwen: FlaskClient) -> None:
-    for said, tokens in ({"max_tokens": None}, 40), ({"max_tokens": 50}, 50):
-        answer = ask(qwen, LATER[1], "a", ignore_eos=True, **said).json or {}
-        assert answer["usage"]["completion_tokens"] == tokens
-
-
-def test_they_are_shown_and_can_be_left_out(qwen: FlaskClient, folder: Path) -> None:
-    assert (qwen.get("/stats").json or {})["model"]["sampling_defaults"] == OF_QWEN
-    model, config = Listening(), Config(mode="dynamic", model=str(folder), generation_config=False)
-    with serving(config, lambda config: model) as client:
-        ask(client, NATIVE)
-        assert drawn(model.asked) == drawn(NOTHING)
-        assert (client.get("/stats").json or {})["model"]["sampling_defaults"] == {}
-
-
-@pytest.mark.parametrize(
-    ("said", "wrong"),
-    [({"temperature": -1}, "'temperature' must be 0"), ({"top_p": float("nan")}, "'top_p' must")],
-)
-def test_a_wrong_default_is_refused_by_its_name(tmp_path: Path, said: Any, wrong: str) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    with pytest.raises(VocabularyError, match=f"{wrong}.* --generation-config false"):
-        load_sampling_defaults(str(tmp_path))
+    (tmp_path / "generation_config.json").write_text(json.dumps(QWEN))
+    config = Config("dynamic", model=str(tmp_path), generation_config=used)
+    with serving(config, lambda config: Listening()) as client:
+        shown = client.get("/stats").get_json()["model"]["sampling_defaults"]
+        assert shown == (OF_QWEN if used else {})
+        for paths, said, expected in (
+            ASKED if used else [([NATIVE], {}, (1.0, None, 1.0, 0.0, 1.0))]
+        ):
+            for path in paths:
+                answer = ask(client, path, "a", **said)
+                assert answer.status_code == 200, answer.text
+                names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+                assert tuple(getattr(asked[-1], name) for name in names) == expected
+                if path == "/v1/responses":
+                    assert answer.get_json()["temperature"] == expected[0]
+        told = ask(client, LATER[1], "a", ignore_eos=True, max_tokens=None).get_json()
+        most = QWEN["max_new_tokens"] if used else 1024 - told["usage"]["prompt_tokens"]
+        assert told["usage"]["completion_tokens"] == most

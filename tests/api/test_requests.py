@@ -6,49 +6,28 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given
-from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from api.native import InferenceRequest
-from api.openai.fields.schemas import ChatRequest, CompletionRequest
-from api.tgi.schemas import GenerateRequest, Parameters
+from api.http.hooks.logs import formatter
 from generate.modes import ModeName
 from serving.config import MODES, Config
 from tests.api.conftest import MOST_BODY_BYTES, held_at, serving
-from tests.examples import examples
 from tests.support.dialects import (
     NATIVE,
-    OPENAI,
     PATHS,
-    RESPONSES,
     Json,
     ask,
+    body,
     refused,
 )
 from tests.support.hash_app import spelled
-from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
 from tests.support.process import eventually
 
-# any JSON, and the names of fields
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-JSON: st.SearchStrategy[Any] = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-FORMS = (InferenceRequest, CompletionRequest, ChatRequest, GenerateRequest)
-NAMES = sorted({"input", "other", *(name for form in FORMS for name in form.model_fields)})
-PARAMETERS = st.dictionaries(st.sampled_from([*Parameters.model_fields, "other"]), JSON)
 TAKING = (*PATHS, "/", "/generate_stream", "/tokenize", "/invocations")
 GOOD = {"prompt": "x", "num_tokens": 1}
 
@@ -113,64 +92,18 @@ def test_errors_of_routing_have_a_shape(
     assert status == 404 or answer.headers["Allow"] in message
 
 
-@examples(100, 400)
-@given(
-    path=st.sampled_from(TAKING),
-    body=JSON
-    | st.binary(max_size=200)
-    | st.dictionaries(st.sampled_from(NAMES), JSON, max_size=8)
-    | st.fixed_dictionaries(
-        {"inputs": st.text(max_size=9)}, optional={"parameters": PARAMETERS, "stream": JSON}
-    ),
-)
-def test_anything_is_answered_or_refused_with_a_sentence(
-    client: FlaskClient, path: str, body: object
-) -> None:
-    if isinstance(body, dict) and path in (*OPENAI, RESPONSES):
-        body = {"max_tokens": 2, "max_output_tokens": 2, "store": False, **body}
-    answer = post(client, body, path)
-    if answer.status_code != 200:
-        assert answer.status_code in (400, 404, 422)
-        error = answer.get_json()["error"]
-        message = error if isinstance(error, str) else error["message"]
-        assert 0 < len(message) < 4000
-        assert "\n" not in message
-    answer.get_data()
-
-
 # --- the native API -------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
+def test_a_refusal_says_what_is_allowed(client: FlaskClient) -> None:
+    wrong: list[tuple[Json, str]] = [
         ({"prompt": ""}, "'prompt' must be a string of at least one character"),
-        ({"temperature": 1e-9}, "'temperature' must be 0 (greedy) or a number"),
-        ({"seed": 2**64}, "from -2**63 to 2**64 - 1"),
         ({"class": "urgent"}, "'immediate' or 'deferred'"),
-        *(({name: 5}, f"unknown field {json.dumps(name)[:60]}") for name in ("", "\n", "x" * 500)),
+        *(({name: 5}, f"unknown field {json.dumps(name)[:60]}") for name in ("\n", "x" * 500)),
         ({"max_tokens": 5}, "allowed: prompt, num_tokens"),
-    ],
-)
-def test_a_refusal_says_what_is_allowed(
-    client: FlaskClient, fields: dict[str, object], said: str
-) -> None:
-    assert said in refused(post(client, {**GOOD, **fields}), NATIVE)
-
-
-def test_missing_fields_are_named_and_values_are_shown_cut(client: FlaskClient) -> None:
-    for field in GOOD:
-        rest = {name: value for name, value in GOOD.items() if name != field}
-        assert f"'{field}' is missing" in refused(post(client, rest), NATIVE)
-    body = b'{"prompt": "x", "num_tokens": 1, "temperature": 1e999}'
-    assert "'temperature'" in refused(post(client, body), NATIVE)
+    ]
+    for fields, said in wrong:
+        assert said in refused(post(client, {**GOOD, **fields}), NATIVE)
+    assert "'num_tokens' is missing" in refused(post(client, {"prompt": "x"}), NATIVE)
     assert len(refused(post(client, {**GOOD, "num_tokens": "9" * 1000}), NATIVE)) < 300
-
-
-def test_a_class_a_deadline_and_the_models_name_change_no_token(client: FlaskClient) -> None:
-    plain = post(client, {**GOOD, "seed": 1}).get_json()["generated"]
-    for fields in ({"class": "deferred", "deadline_s": 60}, {"model": "embedded"}):
-        answer = post(client, {**GOOD, "seed": 1, **fields}).get_json()
-        assert answer["generated"] == plain
-    refused(post(client, {**GOOD, "model": "other"}), NATIVE, 404)
 
 
 def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
@@ -240,58 +173,49 @@ def test_without_a_seed_a_fresh_one_is_drawn_and_reported(client: FlaskClient) -
     assert greedy == {expected("x", 20, None)}
 
 
-def test_the_timing_of_an_answer_is_in_order(client: FlaskClient) -> None:
-    timing = told(client, "x", 10)["timing"]
-    assert 0 <= timing["queue_s"] < timing["ttft_s"] < timing["latency_s"]
-    assert timing["tpot_s"] == pytest.approx((timing["latency_s"] - timing["ttft_s"]) / 9)
-    assert told(client)["timing"]["tpot_s"] is None
-
-
-def test_a_reset_starts_a_new_window_and_stats_say_what_runs() -> None:
+def test_a_reset_starts_a_new_window_and_timings_and_iterations_are_in_order() -> None:
     config = Config(mode="dynamic")
     with serving(config) as client:
         told(client, "x", 3)
         assert client.post("/stats/reset").status_code == 200
         assert stats_of(client)["counts"]["received"] == 0
-        told(client, "x", 7)
+        timing = told(client, "x", 7)["timing"]
         stats, rows = stats_of(client), client.get("/stats/iterations").get_json()
+        assert told(client)["timing"]["tpot_s"] is None
+    assert 0 <= timing["queue_s"] < timing["ttft_s"] < timing["latency_s"]
+    assert timing["tpot_s"] == pytest.approx((timing["latency_s"] - timing["ttft_s"]) / 6)
     assert stats["total-tokens-handled"] == 7
     found = [dict(zip(rows["columns"], row, strict=True)) for row in rows["iterations"]]
     assert [row["tokens"] for row in found] == [1] * 7
     assert all(row["start_s"] > 0 and row["rows"] == 1 and row["padding"] == 0 for row in found)
-    assert stats["model"]["note"].startswith("next token = hash")
-    assert stats["machine"].keys() == {"cpu", "cores", "memory_gib", "gpu", "torch", "python"}
     assert stats["options"] == json.loads(json.dumps(config.as_dict()))
 
 
-@pytest.mark.parametrize(
-    "why",
-    [None, "CUDA graphs are not used: a replayed decode differs by 0.5 from one that is launched"],
-)
-def test_a_gpu_works_ahead_and_what_is_not_used_of_it_is_told_where_operators_look(
-    why: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    model = HashModel()
-    model.info = replace(model.info, unused_gpu=why, device="NVIDIA H100")
-    with serving(Config(mode="dynamic"), lambda _: model) as client:
-        assert client.application.extensions["engine"].manager.lookahead == 1
-        assert stats_of(client)["model"]["unused_gpu"] == why
-        assert f"\neb_unused_gpu {float(bool(why))}\n" in client.get("/metrics").text
-        eventually(lambda: "ready: " in caplog.text, "the line")
-    (ready,) = [one for one in caplog.records if "ready: " in one.getMessage()]
-    assert ready.levelno == (logging.WARNING if why else logging.INFO)
-    assert ready.getMessage().endswith(f"; {why}") is bool(why)
+def lines_of(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:
+    lines = [formatter(kind).format(record) for record in caplog.records]
+    caplog.clear()
+    return lines
 
 
-@pytest.mark.parametrize("has_one", [True, False])
-def test_the_live_page_is_told_whether_the_model_has_a_chat_template(
-    tmp_path: Path, has_one: bool
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_request_has_one_line_with_its_id_and_its_cost(
+    client: FlaskClient, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if has_one:
-        (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    config = Config(mode="dynamic", model=str(tmp_path), data_dir=str(tmp_path / "data"))
-    with serving(config) as client, client.get("/watch/events") as response:
-        event = next(response.iter_encoded())
-    assert event.startswith(b"event: hello\ndata: ")
-    assert json.loads(event.split(b"data: ")[1])["chat_template"] is has_one
+    caplog.set_level(logging.INFO, "api.http.hooks.logs")
+    for sent, tokens in (("mine", 5), ("x" * 129, 0), ("two words", 0)):
+        asked = body(NATIVE, "hello", tokens, stream=stream)
+        with client.post(NATIVE, json=asked, headers={"X-Request-Id": sent}) as answer:
+            answer.get_data()
+        (line,) = map(json.loads, lines_of(caplog, "json"))
+        identity = answer.headers["X-Request-Id"]
+        assert (identity == sent) == (sent == "mine"), "one that is none is replaced"
+        told = [line[name] for name in ("method", "path", "status", "request_id")]
+        assert told == ["POST", NATIVE, 200 if tokens else 400, identity]
+        if tokens:
+            assert (line["prompt_tokens"], line["generated_tokens"]) == (5, 5)
+            assert line["ends"] == ["length"]
+            assert 0 <= line["queue_s"] < line["ttft_s"] < line["duration_s"]
+    client.get("/no%0Awhere").close()
+    client.get("/health").close()  # a probe has none
+    (line,) = lines_of(caplog, "plain")
+    assert 'GET "/no\\nwhere" 404' in line

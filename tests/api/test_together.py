@@ -4,7 +4,6 @@ there is no room for them, refused together. Those that fail, and servers that c
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,18 +15,15 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
-from engine.blocks import Ledger
+from batching import BatchingManager
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from records import End
-from requested import Constraint, Sampling
-from runtime.grammar import grammars
 from serving.config import Config
 from tests.api import conftest
 from tests.api.conftest import client_of, held_at
 from tests.support.dialects import NATIVE, OPENAI, PATHS, RESPONSES, TGI, Json, ask, events, refused
-from tests.support.hash_app import END_ID, byte_tokenizer, generated, load
+from tests.support.hash_app import byte_tokenizer, generated, load
 from tests.support.hash_model import HashModel
 from tests.support.process import eventually
 
@@ -42,21 +38,8 @@ def serving(model: HashModel, **options: Any) -> Iterator[tuple[FlaskClient, Bat
         yield client, client.application.extensions["engine"].manager
 
 
-# a long answer without an end and without a character that a short one has early
-LONG = next(p for p in map(str, range(999)) if END_ID not in generated(p, MANY, None))
-STOP = next(c for c in map(chr, range(33, 127)) if ord(c) not in generated(LONG, MANY, None))
+STOP = "a"
 SHORT = next(p for p in map(str, range(99999)) if ord(STOP) in generated(p, 3, None))
-
-
-def watched(manager: BatchingManager, patch: pytest.MonkeyPatch, ended: threading.Event) -> None:
-    """Sets the event when a request is ended."""
-    cancel = manager.cancel
-
-    def then(inference: Inference, end: End = "cancelled") -> None:
-        cancel(inference, end)
-        ended.set()
-
-    patch.setattr(manager, "cancel", then)
 
 
 @pytest.mark.parametrize("path", [OPENAI[0], TGI])
@@ -67,28 +50,19 @@ def test_a_stop_string_ends_its_request(
     """The model waits in its 20th iteration until then."""
     model, ended = held_at(FEW)
     with serving(model) as (client, manager):
-        watched(manager, monkeypatch, ended)
+        cancel = manager.cancel
+
+        def then(inference: Inference, end: End = "cancelled") -> None:
+            cancel(inference, end)
+            ended.set()
+
+        monkeypatch.setattr(manager, "cancel", then)
         fields = {"stop": [STOP], **({} if path == TGI else {"temperature": 0})}
         answer = ask(client, path, SHORT, MANY, stream=stream, **fields)
         assert answer.status_code == 200
         assert answer.get_data()
         eventually(lambda: manager.counts["running"] == 0, "its end")
         assert model.iterations <= FEW + 1
-
-
-def test_a_stop_string_ends_its_response_while_another_continues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One after the other the short answer would only be read when the long one is complete."""
-    model, ended = held_at(FEW)
-    with serving(model) as (client, manager):
-        watched(manager, monkeypatch, ended)
-        parameters = {"max_new_tokens": MANY, "stop": [STOP], "details": True}
-        asked = {"inputs": [LONG, SHORT], "parameters": parameters}
-        told = client.post("/", json=asked).get_json()
-    reasons = [one["details"]["finish_reason"] for one in told]
-    assert reasons == ["length", "stop_sequence"]
-    assert told[0]["details"]["generated_tokens"] == MANY
 
 
 @pytest.mark.parametrize(
@@ -100,10 +74,8 @@ def test_a_stop_string_ends_its_response_while_another_continues(
         ("/v1/completions", {"prompt": "x", "n": 3}),
         # of all places deferred requests have half
         ("/v1/completions", {"prompt": "x", "n": 2, "service_tier": "flex"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2,
-                                  "service_tier": "flex"}),
     ],
-)  # fmt: skip
+)
 def test_what_could_never_wait_together_is_the_clients_mistake(
     path: str, body: dict[str, Any]
 ) -> None:
@@ -155,24 +127,6 @@ def test_where_there_is_no_room_a_request_is_told_to_come_back(
         assert path != TGI or answer.get_json()["error_type"] == "overloaded"
 
 
-def test_an_accepted_request_keeps_its_compiled_constraint_until_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(grammars, "KEPT", 1)
-    model, go = held_at(1)
-    with serving(model) as (client, manager), ThreadPoolExecutor(1) as pool:
-        of = client.application.extensions["engine"].grammars
-        asked = pool.submit(ask, client, OPENAI[0], guided_regex="its own")
-        eventually(lambda: manager.counts["running"] == 1, "it runs")
-        of.compile(Constraint("regex", "another"))
-        assert {one.text for one in of._kept} == {"its own", "another"}
-        go.set()
-        assert asked.result().status_code == 200
-        eventually(lambda: not manager.counts["running"], "its end")
-        of.compile(Constraint("regex", "a third"))
-        assert {one.text for one in of._kept} == {"a third"}
-
-
 def test_a_failed_response_cancels_its_other_generations() -> None:
     """The second prompt runs when the first has failed, and waits in its 5th iteration until the
     response was sent."""
@@ -205,6 +159,13 @@ def test_a_failure_before_the_first_token_has_its_status() -> None:
             assert ask(client, path, tokens=9, stream=stream).status_code == 200
             counts = client.get("/stats").get_json()["counts"]
             assert (counts["failed"], counts["completed"]) == (number, number)
+        text = client.get("/metrics").text
+        for name in (
+            'tgi_batch_inference_failure{method="prefill"}',
+            'tgi_request_failure{err="generation"}',
+            'eb_requests_total{class="immediate",end="failed"}',
+        ):
+            assert f"\n{name} {len(BOTH)}.0\n" in text
 
 
 def test_a_request_past_its_limit_is_answered_though_the_model_hangs() -> None:
@@ -224,29 +185,21 @@ def test_a_request_past_its_limit_is_answered_though_the_model_hangs() -> None:
         go.set()
 
 
-@pytest.fixture(scope="module")
-def failing() -> Iterator[tuple[FlaskClient, HashModel]]:
+def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done() -> None:
     model = HashModel()
     with serving(model) as (client, _):
-        yield client, model
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(
-    failing: tuple[FlaskClient, HashModel], path: str
-) -> None:
-    client, model = failing
-    model.fail_on = [number := model.iterations + 3]
-    answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
-    assert answer.status_code == 200
-    *sent, last = events(answer)
-    assert "[DONE]" not in answer.text
-    assert sent or path == OPENAI[0], "its text may end within a character"
-    if path == RESPONSES:
-        assert last["type"] == "response.failed"
-        last = last["response"]
-    error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
-    assert f"iteration {number} fails" in error
+        for path in PATHS:
+            model.fail_on = [number := model.iterations + 3]
+            answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
+            assert answer.status_code == 200
+            *sent, last = events(answer)
+            assert "[DONE]" not in answer.text
+            assert sent or path == OPENAI[0], "its text may end within a character"
+            if path == RESPONSES:
+                assert last["type"] == "response.failed"
+                last = last["response"]
+            error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
+            assert f"iteration {number} fails" in error
 
 
 def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path: Path) -> None:
@@ -267,17 +220,3 @@ def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path:
     for path in models:
         assert "down" in refused(client.get(path), path, 503)
     engine.jobs.close()
-
-
-def test_a_server_that_has_failed_is_not_ready_and_says_why() -> None:
-    app = create_app(Config("dynamic"), load, byte_tokenizer())
-    client = app.test_client()
-    manager: BatchingManager = app.extensions["engine"].manager
-    manager.serve(model := HashModel(lost_from=1), Ledger(model.num_blocks))
-    assert client.get("/health").status_code == 200
-    manager.enqueue(Inference([1], 1, Sampling(), time.perf_counter()))
-    with pytest.raises(EngineFailedError):
-        dynamic_batching_loop(manager, time.perf_counter)
-    for answer in (client.get("/health"), *(ask(client, path) for path in PATHS)):
-        assert answer.status_code == 503
-        assert "the device is lost: an assertion failed in a kernel" in answer.text

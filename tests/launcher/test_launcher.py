@@ -14,8 +14,6 @@ import psutil
 import pytest
 import requests
 
-from launcher.config import read
-from launcher.launcher import model_server
 from serving.config import Config
 from tests.support.process import PATIENCE_S, Server, environment, eventually, free_port, spawned
 
@@ -61,17 +59,6 @@ def ask(server: Server, tokens: int = 8, path: str = "/generate") -> requests.Re
     return answer
 
 
-@pytest.mark.long
-def test_sigterm_ends_all_in_order(ready: Server) -> None:
-    assert ask(ready).json()["generated_text"]
-    children = children_of(ready)
-    ready.process.send_signal(signal.SIGTERM)
-    assert ready.process.wait(PATIENCE_S) == 0
-    assert not any(child.is_running() for child in children)
-    told = [line for line in ready.log.splitlines() if "is asked to end within" in line]
-    assert [line.split()[2] for line in told] == ["server", "model-server"]
-
-
 def ended(processes: list[psutil.Process]) -> bool:
     """Zombies count as ended: without the launcher, init reaps them, late or, in some containers,
     never."""
@@ -113,10 +100,3 @@ def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_pat
         assert "ended with status 1 before it was ready" in server.log
         assert "no-such-folder" in server.log
     assert [path.read_text() for path in recorded] == ["an earlier run"] * 2
-
-
-def test_server_and_model_server_record_into_files_of_their_own(tmp_path: Path) -> None:
-    config, server = read(["--record", str(tmp_path / "run.jsonl")], {})
-    model = model_server(config, server, "unix:/model")
-    names = [str(tmp_path / name) for name in ("run.jsonl", "run-model.jsonl")]
-    assert [server.record, model.record] == names

@@ -8,7 +8,6 @@ import pytest
 
 from launcher import tgi
 from launcher.config import LauncherConfig, read
-from model_server.config import ServeConfig
 from serving.config import Config
 
 DOCS = Path(__file__).parents[2] / "docs" / "tgi.md"
@@ -43,32 +42,24 @@ def test_the_launcher_and_the_server_each_get_their_options() -> None:
 
 def test_the_command_line_wins_over_the_environment() -> None:
     launched = tgi.from_args(["--max-total-tokens", "10"])
-    assert tgi.from_environment({"MAX_TOTAL_TOKENS": "20", "MODEL_ID": "gpt2"}, launched) == [
-        "--model",
-        "gpt2",
-    ]
+    variables = {"MAX_TOTAL_TOKENS": "20", "MODEL_ID": "gpt2"}
+    assert tgi.from_environment(variables, launched) == ["--model", "gpt2"]
     assert read(["--policy", "orca"], {})[1].policy == "orca"
     assert read([], {"EB_POLICY": "stall-free"})[1].policy == "stall-free"
     assert read(["--mode", "static"], {})[1].policy == Config(mode="static").policy
-
-
-def test_some_values_of_tgi_mean_another_option() -> None:
     for sizes, here in (("0", False), ("1,2,4", True)):
         assert read(["--cuda-graphs", sizes], {})[1].cuda_graphs is here
-    assert tgi.from_args(["--sharded", "false"]) == ["--shards", "1"]
 
 
 @pytest.mark.parametrize(
     ("typed", "reason"),
     [
         ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq, bitsandbytes"),
-        ("--quantize awq", "--quantize is 'awq'"),
         ("--ngrok", "--ngrok is not supported"),
         ("--watermark-gamma 0.5", "--watermark-gamma is not supported: output is not watermarked"),
         ("--trust-remote-code", "code from a model's folder is never run"),
         ("--model-id", "--model-id needs a value"),
         ("--sharded maybe", "--sharded is 'maybe'; allowed: true, false"),
-        ("--num-shard 0", "--shards (EB_SHARDS) is 0; allowed: 1 to 64"),
         ("--no-such-option 1", "--no-such-option"),
     ],
 )
@@ -79,13 +70,6 @@ def test_options_that_are_not_offered_are_refused_by_name_with_the_reason(
         read(typed.split(), {})
     assert ended.value.code == 2
     assert reason in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_refused_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        read([], {"ROPE_FACTOR": "2"})
-    error = capsys.readouterr().err
-    assert "ROPE_FACTOR is not supported: the scaling of rotary embeddings is read" in error
 
 
 def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:
@@ -100,22 +84,3 @@ def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:
 
 def test_the_page_shows_every_option() -> None:
     assert "\n".join(tgi.table()) in DOCS.read_text()
-
-
-def test_the_model_server_accepts_the_servers_description_of_the_model() -> None:
-    """It is started with the server's environment."""
-    server = {option.name: option for option in Config.declared()}
-    for option in ServeConfig.declared():
-        if other := server.get(option.name):
-            assert (option.choices, option.variables) == (other.choices, other.variables)
-            assert (option.pattern, option.least, option.most) == (
-                other.pattern,
-                other.least,
-                other.most,
-            )
-
-
-def test_what_kubernetes_sets_for_a_service_is_no_option_of_tgi() -> None:
-    services = {f"{name}_PORT": "tcp://10.0.0.7:9090" for name in ("PROMETHEUS", "MASTER")}
-    quiet = read(["--model-id", "embedded"], {})
-    assert read(["--model-id", "embedded"], services) == quiet

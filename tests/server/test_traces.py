@@ -16,7 +16,6 @@ import requests
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from api.http.hooks.traces import duration
 from model_server.serving.service import ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.wire import messages
@@ -128,10 +127,3 @@ def test_a_model_server_traces_its_part_of_a_request(collector: tuple[Collector,
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     facts = attributes(span)
     assert (span.name, facts["rank"], facts["tokens"], facts["iterations"]) == ("execute", 1, 4, 2)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(1.25, "1.25s"), (0.0125, "12.5ms"), (0.00085, "850µs"), (0.0, "0µs")]
-)
-def test_durations_are_written_as_tgi_writes_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -4,7 +4,6 @@ of `app:create_app()`. The environment variables below control the model."""
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +27,6 @@ LOST_FROM = "HASH_LOST_FROM"  # number of the iteration in which the device is l
 HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until it is gone
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
-NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
 LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 ANSWER = "HASH_ANSWER"  # a file: what every request is answered with
 CONTEXT = "HASH_CONTEXT"  # tokens
@@ -80,20 +78,7 @@ def load(config: Config) -> LoadedModel:
     return model
 
 
-def refuse_threads(path: str) -> None:
-    start = threading.Thread.start
-
-    def refused(thread: threading.Thread) -> None:
-        if os.path.exists(path):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
-
-
 def make_app() -> Flask:
-    if path := os.environ.get(NO_THREADS):
-        refuse_threads(path)
     end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
     app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
     if least_s := os.environ.get(LEAST_S):

@@ -51,8 +51,7 @@ def test_a_server_without_a_key_has_these_names(host: str, method: str) -> None:
     [
         "evil.example", "evil.example:8500", "evil.example.", ".", ":8500", " ", "*",
         "localhost.evil.example", "127.0.0.1.evil.example", "evil.localhost", "notbox", "box.evil",
-        "box.evil.example", "notinside.example", "inside.example.evil", ".box",
-        "evil.example,localhost", "localhost,evil.example", "evil.example,a.inside.example",
+        "notinside.example", "inside.example.evil", ".box", "evil.example,localhost",
         "localhost:8500:1", "localhost:80a", "user@localhost", "localhost/evil", "http://localhost",
         "[::1", "::1", "[localhost]", "[127.0.0.1]", "[::1]evil", "1.2.3", "1.2.3.4.5", "0x7f.1",
         "256.1.1.1", "löcalhost", "localhost\x00",
@@ -69,46 +68,37 @@ def test_a_host_with_another_name_is_refused_unless_a_key_is_needed(host: str, m
     assert rules(keys=KEYS, names=names).refusal(method, host, "", "") is None
 
 
-@pytest.mark.parametrize(
-    ("site", "origin", "passes"),
-    [
-        ("", "", True),  # no browser
-        ("same-origin", "", True),
-        ("none", "", True),
-        ("same-origin", "https://llm.example", True),  # a proxy has changed Host
-        ("", f"http://{HERE}", True),
-        ("", f"https://{HERE}", True),  # a proxy ended TLS
-        ("", FRIEND, True),
-        ("cross-site", FRIEND, True),
-        ("same-site", f"http://{HERE}", False),
-        ("same-site", "", False),
-        ("cross-site", "", False),
-        ("cross-site", "http://evil.example", False),
-        ("cross-site", "null", False),
-        ("same-origin,cross-site", "", False),
-        ("unheard-of", f"http://{HERE}", False),
-        ("", "null", False),
-        ("", "http://evil.example", False),
-        ("", "http://127.0.0.1", False),
-        ("", "http://127.0.0.1:3000", False),
-        ("", "http://localhost:8500", False),
-        ("", f"ftp://{HERE}", False),
-        ("", HERE, False),
-        ("", f"http://{HERE},http://evil.example", False),
-        ("", f"http://{HERE}/", False),
-        ("", "https://friend.example.evil", False),
-        ("", "http://friend.example", False),
-    ],
-)
+PASSING = [
+    ("", ""),  # no browser
+    ("same-origin", ""),
+    ("none", ""),
+    ("same-origin", "https://llm.example"),  # a proxy has changed Host
+    ("", f"http://{HERE}"),
+    ("", f"https://{HERE}"),  # a proxy ended TLS
+    ("", FRIEND),
+    ("cross-site", FRIEND),
+]
+REFUSED = [
+    *((site, origin) for site in ("same-site", "unheard-of") for origin in ("", f"http://{HERE}")),
+    *(("cross-site", origin) for origin in ("", "http://evil.example", "null")),
+    ("same-origin,cross-site", ""),
+    *(("", origin) for origin in (
+        "null", "http://evil.example", "http://127.0.0.1", "http://127.0.0.1:3000",
+        "http://localhost:8500", f"ftp://{HERE}", HERE, f"http://{HERE},http://evil.example",
+        f"http://{HERE}/", "https://friend.example.evil", "http://friend.example",
+    )),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("keys", [(), KEYS])
-def test_a_change_passes_from_own_pages_and_allowed_ones_only(
-    site: str, origin: str, passes: bool, keys: tuple[str, ...]
-) -> None:
+def test_a_change_passes_from_own_pages_and_allowed_ones_only(keys: tuple[str, ...]) -> None:
     allowed = rules(keys=keys, origins=("", FRIEND))
-    for method in CHANGES:
-        assert (allowed.refusal(method, HERE, origin, site) is None) is passes
-    for method in READS:
-        assert allowed.refusal(method, HERE, origin, site) is None
+    for site, origin in (*PASSING, *REFUSED):
+        refusals = {method: allowed.refusal(method, HERE, origin, site) for method in CHANGES}
+        passes = (site, origin) in PASSING
+        assert {refusal is None for refusal in refusals.values()} == {passes}, (site, origin)
+        for method in READS:
+            assert allowed.refusal(method, HERE, origin, site) is None
 
 
 def test_a_star_lets_other_pages_make_changes_only_where_they_need_a_key() -> None:
@@ -118,30 +108,6 @@ def test_a_star_lets_other_pages_make_changes_only_where_they_need_a_key() -> No
     assert refused is not None
     assert "http://elsewhere.example" in refused
     assert "--origins (* only with --key)" in refused
-
-
-PORTS = {"http": 80, "https": 443}
-HOSTS = st.sampled_from(["127.0.0.1", "[::1]", "localhost", "10.0.0.1"])
-SITES = st.tuples(st.sampled_from(sorted(PORTS)), HOSTS, st.sampled_from([80, 443, 8500, 3000]))
-
-
-def authority(site: tuple[str, str, int]) -> str:
-    """As a browser writes it: without the scheme's default port."""
-    scheme, host, port = site
-    return host if port == PORTS[scheme] else f"{host}:{port}"
-
-
-@given(SITES, SITES)
-def test_a_page_that_an_old_browser_shows_may_change_its_own_server_and_no_other(
-    page: tuple[str, str, int], server: tuple[str, str, int]
-) -> None:
-    """An old browser sends Origin alone. Of two schemes at one address a server behind a proxy
-    cannot know which is its own."""
-    refused = rules().refusal("POST", authority(server), f"{page[0]}://{authority(page)}", "")
-    if page == server or authority(page) == authority(server):
-        assert refused is None
-    elif page[1:] != server[1:]:
-        assert refused is not None
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=12))

@@ -1,10 +1,14 @@
-"""Requests gathered from pieces, against gunicorn's parser reading the same bytes at once."""
+"""Requests gathered from pieces, against gunicorn's parser reading the same bytes at once. The
+intake: which requests get a handler, in which order, and which are pending. Their threads."""
 
 from __future__ import annotations
 
-import socket
+import math
+import threading
 import time
-from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,22 +17,22 @@ from gunicorn.http import get_parser  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.errors import ApiError
 from api.http.worker.incoming import MOST_HEAD_BYTES, Incoming
+from api.http.worker.intake import ARRIVED_S, Intake
+from api.http.worker.threads import Threads
+from app import create_app
+from serving.config import Config as ServerConfig
 from tests.api.conftest import Pair
+from tests.support.dialects import NATIVE, ask
+from tests.support.hash_app import byte_tokenizer, load
+from tests.support.process import PATIENCE_S
 
 MOST_BODY_BYTES = 2000
 PEER = ("127.0.0.1", 1)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[socket.socket]:
-    """Never read."""
-    with socket.socket() as client:
-        yield client
-
-
-def incoming_of(client: socket.socket, deadline_s: float = 0.0, **options: Any) -> Incoming:
+def incoming_of(client: Any = None, deadline_s: float = 0.0, **options: Any) -> Incoming:
+    """Without a client nothing is read of a socket."""
     return Incoming(client, Config(), PEER, MOST_BODY_BYTES, deadline_s, **options)
 
 
@@ -61,10 +65,10 @@ def parsed(source: Any, number: int) -> list[tuple[str, bytes]]:
     cuts=st.none() | st.lists(st.integers(1, 200)),
 )
 def test_a_request_is_ready_with_its_last_byte_and_read_as_gunicorn_reads_it(
-    client: socket.socket, requests: list[bytes], cuts: list[int] | None
+    requests: list[bytes], cuts: list[int] | None
 ) -> None:
     """In pieces, or all requests at once, of which each is read for itself."""
-    incoming = incoming_of(client)
+    incoming = incoming_of()
     if cuts is None:
         incoming.feed(b"".join(requests))
     told = []
@@ -85,49 +89,20 @@ def test_a_request_is_ready_with_its_last_byte_and_read_as_gunicorn_reads_it(
     assert told == parsed([b"".join(requests)], len(requests))
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_bodies_that_are_too_large_are_not_gathered() -> None:
+    for request in (
         with_length(bytes(MOST_BODY_BYTES + 1))[:-MOST_BODY_BYTES],
         in_chunks([bytes(MOST_BODY_BYTES)] * 3)[: MOST_BODY_BYTES + 1000],
-    ],
-)
-def test_bodies_that_are_too_large_are_not_gathered(client: socket.socket, request_: bytes) -> None:
-    incoming = incoming_of(client)
-    incoming.feed(request_)
-    assert incoming.is_ready()
-    assert not incoming.whole
-
-
-@pytest.mark.parametrize("begins", [b"", b"\r\n"])
-@pytest.mark.parametrize(
-    ("line", "length"),
-    [
-        (b"Content-Length: 5", 5),
-        (b"content-length:\t5 ", 5),
-        (b"Content-Length: %b5" % (b"0" * 30), 5),
-        (b"Content-Length: 9999999999999999999", 9999999999999999999),
-        (b"Transfer-Encoding: gzip, CHUNKED", None),
-        (b"X-A: 1\r\nExpect: 100-Continue", 0),
-    ],
-)
-def test_a_head_says_the_same_of_its_body_here_and_where_it_is_read(
-    client: socket.socket, begins: bytes, line: bytes, length: int | None
-) -> None:
-    head = begins + b"POST /a HTTP/1.1\r\n%b\r\n\r\n" % line
-    incoming = incoming_of(client)
-    incoming.feed(head)
-    ready = incoming.is_ready()
-    assert (ready, incoming.whole) == (length in (0, 9999999999999999999), length == 0)
-    reader = next(get_parser(Config(), [head], PEER)).body.reader
-    assert getattr(reader, "length", None) == length
+    ):
+        incoming = incoming_of()
+        incoming.feed(request)
+        assert incoming.is_ready()
+        assert not incoming.whole
 
 
 @pytest.mark.parametrize(("version", "expects"), [(b"1.1", True), (b"1.0", False)])
-def test_100_continue_is_for_clients_that_know_it(
-    client: socket.socket, version: bytes, expects: bool
-) -> None:
-    incoming = incoming_of(client)
+def test_100_continue_is_for_clients_that_know_it(version: bytes, expects: bool) -> None:
+    incoming = incoming_of()
     incoming.feed(b"POST /a HTTP/%b\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n" % version)
     assert not incoming.is_ready()
     assert incoming.expects == expects
@@ -150,9 +125,9 @@ def test_100_continue_is_for_clients_that_know_it(
     ],
 )
 def test_a_head_that_cannot_be_read_is_refused_by_the_api_of_its_path(
-    client: socket.socket, head: bytes, path: str, status: int
+    head: bytes, path: str, status: int
 ) -> None:
-    incoming = incoming_of(client)
+    incoming = incoming_of()
     incoming.feed(head)
     assert incoming.is_ready()
     assert not incoming.whole
@@ -167,10 +142,8 @@ def test_a_head_that_cannot_be_read_is_refused_by_the_api_of_its_path(
     [b"ZZ\r\n\r\n", b"-1\r\n\r\n", b"0x0\r\n\r\n", b"1\r\naXX0\r\n\r\n", b"0;\x01\r\n\r\n",
      b"0\r\nbad trailer\r\n\r\n", b"0\r\nContent-Length: 3\r\n\r\n"],
 )  # fmt: skip
-def test_no_request_follows_malformed_chunks_that_nobody_has_read(
-    client: socket.socket, body: bytes
-) -> None:
-    incoming = incoming_of(client)
+def test_no_request_follows_malformed_chunks_that_nobody_has_read(body: bytes) -> None:
+    incoming = incoming_of()
     incoming.feed(in_chunks([]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + body)
     assert incoming.is_ready()
     next(incoming)
@@ -193,44 +166,92 @@ def test_requests_that_are_not_gathered_are_read_from_the_socket_until_the_deadl
         message.body.read(1)
 
 
-def test_a_client_gets_time_for_what_it_has_sent(client: socket.socket) -> None:
-    incoming = incoming_of(client, 10.0)
-    incoming.feed(bytes(32 * 1024))
-    assert incoming.deadline_s == 10.5
-
-
-def test_the_body_of_a_request_that_is_not_admitted_is_not_awaited(client: socket.socket) -> None:
-    request = with_length(bytes(100))
-    for field, awaited in ((b"Host: x", False), (b"X-Key: 1", True)):
-        incoming = incoming_of(client, admits=lambda headers: ("X-KEY", "1") in headers)
-        incoming.feed(request.replace(b"Host: x", field)[:-90])
-        assert incoming.is_ready() is not awaited
-        assert not incoming.whole
-        assert incoming.missing_bytes == (90 if awaited else 0)
-    assert incoming.held_bytes == 10
-
-
-def test_a_refused_request_has_its_head_and_holds_no_body(client: socket.socket) -> None:
-    incoming = incoming_of(client)
-    incoming.feed(with_length(bytes(100))[:-1])
-    assert not incoming.is_ready()
-    assert incoming.held_bytes == 99
-    incoming.refuse(ApiError(503, "too much"))
-    assert incoming.held_bytes == 0
-    message = next(incoming)
-    assert message.uri == "/a?b"
-    assert message.body.read() == b""
-
-
 @pytest.mark.parametrize(
     "target",
     [b"/generate", b"/generate?a=b", b"/%67enerate", b"http://a:1/generate",
      b"HTTP://a/gener%61te#x"],
 )  # fmt: skip
-def test_every_spelling_of_a_path_is_known_as_the_routes_know_it(
-    client: socket.socket, target: bytes
-) -> None:
-    incoming = incoming_of(client)
-    incoming.feed(b"POST %b HTTP/1.1\r\n\r\n" % target)
+def test_every_spelling_of_a_path_is_known_as_the_routes_know_it(target: bytes) -> None:
+    incoming = incoming_of()
+    incoming.feed(b"\r\nPOST %b HTTP/1.1\r\n\r\n" % target)  # an empty line may come first
     assert incoming.is_ready()
     assert (incoming.method, incoming.path) == (b"POST", b"/generate")
+
+
+# --- the intake -------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["arrive", "finish", "leave"]), max_size=60), st.integers(1, 4))
+def test_requests_are_handled_in_order_of_arrival_and_never_more_than_may_be(
+    events: list[str], most: int
+) -> None:
+    intake = Intake[int](lambda: most, clock=lambda: 0.0)
+    handled, gone = list[int](), set[int]()
+    arrived = 0
+    for event in events:
+        if event == "arrive":
+            if intake.is_full():
+                intake.add(arrived)
+            else:
+                intake.handle()
+                handled.append(arrived)
+            arrived += 1
+        elif event == "finish" and intake.handled:
+            intake.handled -= 1
+            while (one := intake.take()) is not None:
+                handled.append(one[0])
+        elif event == "leave" and intake.pending:
+            leaving = list(intake.pending)[-1]
+            intake.leave(leaving)
+            gone.add(leaving)
+        assert intake.handled <= most
+        assert not intake.pending or intake.handled == most
+    assert handled == sorted(handled)
+    assert {*handled, *intake.pending, *gone} == set(range(arrived))
+
+
+def test_no_request_is_pending_for_longer_than_the_patience() -> None:
+    now_s = [0.0]
+    intake = Intake[str](lambda: 0, patience_s=5.0, clock=lambda: now_s[0])
+    intake.add("first")
+    assert intake.take() is None
+    now_s[0] = 5.0
+    assert intake.take() == ("first", 0.0)
+
+
+def test_pending_requests_wait_for_a_lost_model_and_arrivals_are_refused() -> None:
+    app = create_app(ServerConfig(mode="dynamic"), load, byte_tokenizer())
+    manager, intake = app.extensions["engine"].manager, app.extensions["intake"]
+    assert intake.most() == math.inf
+    manager.model = SimpleNamespace(lost="gone", context=10)
+    assert intake.most() < math.inf
+    manager.queue.open(10, 10)
+    too_long = partial(ask, app.test_client(), NATIVE, "x" * 10)
+    assert too_long().status_code == 503
+    token = ARRIVED_S.set(0.0)
+    try:
+        assert too_long().status_code == 400
+        manager.queue.drain()
+        assert too_long().status_code == 503
+    finally:
+        ARRIVED_S.reset(token)
+    assert intake.most() == math.inf
+
+
+def test_work_for_which_no_thread_can_start_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, gate = Threads(3, started=1), threading.Event()
+    ran: SimpleQueue[str] = SimpleQueue()
+    threads.submit(lambda: ran.put(str(gate.wait(PATIENCE_S))))  # by the one that was started
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            threads.submit(lambda: ran.put("refused"))
+    threads.submit(lambda: ran.put("next"))
+    assert ran.get(timeout=PATIENCE_S) == "next"
+    gate.set()
+    assert ran.get(timeout=PATIENCE_S) == "True"
+    assert ran.empty()
+    threads.shutdown(wait=False)

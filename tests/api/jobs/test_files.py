@@ -80,27 +80,16 @@ def test_downloads_have_places_which_the_end_of_each_frees(store: FlaskClient) -
         assert store.head(path).content_length == 2
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_a_file_expires_when_its_client_or_else_the_operator_chose(
-    store: FlaskClient, place: int
-) -> None:
+def test_a_file_expires_when_its_client_or_else_the_operator_chose(store: FlaskClient) -> None:
     """OpenAI's client for Python sends the file last, that for JavaScript in the call's order."""
-    parts = [PURPOSE, part(ANCHOR, b"created_at"), part(SECONDS, b"3600")]
-    parts.insert(place, part("file", b"{}", "lines.jsonl"))
-    for file, seconds in (
-        (raw(store, b"".join([*parts, END])).get_json(), 3600),
-        (upload(store).get_json(), 30 * 86_400),
-    ):
-        assert file["expires_at"] - file["created_at"] == seconds
-
-
-def test_a_form_that_is_not_offered_is_refused(store: FlaskClient) -> None:
-    for purpose in ("fine-tune", None):
-        assert error_of(upload(store, purpose=purpose))["param"] == "purpose"
-    for anchor, seconds in ((None, "3600"), ("created_at", "3599"), ("now", "3600")):
-        fields: dict[str, Any] = {ANCHOR: anchor, SECONDS: seconds}
-        error = error_of(upload(store, **fields))
-        assert error["param"] == "expires_after"
+    fields = [PURPOSE, part(ANCHOR, b"created_at"), part(SECONDS, b"3600")]
+    file = part("file", b"{}", "lines.jsonl")
+    for parts, seconds in (
+        ([*fields, file], 3600), ([fields[0], file, *fields[1:]], 3600),
+        ([file, *fields], 3600), ([PURPOSE, file], 30 * 86_400),
+    ):  # fmt: skip
+        told = raw(store, b"".join([*parts, END])).get_json()
+        assert told["expires_at"] - told["created_at"] == seconds
 
 
 @pytest.mark.parametrize(
@@ -117,6 +106,11 @@ def test_a_form_that_is_not_offered_is_refused(store: FlaskClient) -> None:
         PURPOSE + part("other", b"", "f") + END,
         part("file", b"1", "f") + part("file", b"2", "g") + PURPOSE + END,
         part("file", b"1", "f") + part("purpose", b"fine-tune") + END,
+        part("file", b"1", "f") + END,
+        *(
+            PURPOSE + part(ANCHOR, anchor) + part(SECONDS, seconds) + part("file", b"1", "f") + END
+            for anchor, seconds in ((b"created_at", b"3599"), (b"now", b"3600"))
+        ),
         part("file", b"1", "f") + part(SECONDS, b"3600") + PURPOSE + END,
         b"--edge\r\nno: disposition\r\n\r\nbody\r\n" + END,
         b"--edge\r\n" + b"h" * 400_000,
@@ -130,12 +124,6 @@ def test_a_broken_form_gets_a_sentence_and_leaves_nothing(store: FlaskClient, bo
     assert got(store, "/v1/files") == before
 
 
-def test_a_form_without_a_file_or_with_two_names_the_part(store: FlaskClient) -> None:
-    two = part("file", b"1", "f") + part("file", b"2", "g") + PURPOSE
-    for body in (PURPOSE, two):
-        assert error_of(raw(store, body + END))["param"] == "file"
-
-
 def test_other_content_types_and_files_that_are_too_large_are_refused_unread(
     store: FlaskClient,
 ) -> None:
@@ -147,19 +135,13 @@ def test_other_content_types_and_files_that_are_too_large_are_refused_unread(
 
 
 def test_files_are_listed_in_pages_of_both_orders(store: FlaskClient) -> None:
-    ids = [upload(store).get_json()["id"] for _ in range(4)][::-1]
-    for query, found in (("limit=2", ids[:2]), (f"limit=1&after={ids[1]}", ids[2:3])):
-        page = got(store, f"/v1/files?{query}")
-        assert [file["id"] for file in page["data"]] == found
-        assert (page["object"], page["has_more"]) == ("list", True)
-        assert (page["first_id"], page["last_id"]) == (found[0], found[-1])
-    rising = got(store, "/v1/files?order=asc")
-    assert ([file["id"] for file in rising["data"][:-5:-1]], rising["has_more"]) == (ids, False)
-    of_outputs = got(store, "/v1/files?purpose=batch_output")
-    assert (of_outputs["data"], of_outputs["first_id"]) == ([], None)
-    for query in ("limit=0", "limit=10001", "limit=x", "limit=1e3", "order=up"):
-        answer = store.get(f"/v1/files?{query}")
-        assert error_of(answer)["param"] == query.split("=")[0]
+    ids = [upload(store).get_json()["id"] for _ in range(3)][::-1]
+    page = got(store, "/v1/files?limit=2")
+    assert ([file["id"] for file in page["data"]], page["has_more"]) == (ids[:2], True)
+    following = got(store, f"/v1/files?limit=1&after={page['last_id']}")
+    assert [file["id"] for file in following["data"]] == ids[2:]
+    rising = got(store, "/v1/files?order=asc&purpose=batch")
+    assert ([file["id"] for file in rising["data"][:-4:-1]], rising["has_more"]) == (ids, False)
 
 
 def test_a_file_is_for_its_own_key_only_until_it_is_deleted(store: FlaskClient) -> None:
@@ -180,16 +162,6 @@ def test_a_file_is_for_its_own_key_only_until_it_is_deleted(store: FlaskClient) 
 # --- the store ------------------------------------------------------------------------------
 
 WHERE = "postgresql://secret-user:secret-password@127.0.0.3:1/secret-database"
-
-
-def test_nothing_is_made_on_disk_before_it_is_needed(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    with serving(Config(mode="dynamic", data_dir=str(folder))) as client:
-        assert ask(client, NATIVE).status_code == 200
-        assert client.get("/stats").get_json()["jobs"] == {"store": "unused"}
-        assert not folder.exists()
-        assert client.get("/v1/files").status_code == 200
-        assert folder.exists()
 
 
 def test_a_store_that_cannot_be_opened_turns_the_batch_api_off_alone(

@@ -3,8 +3,7 @@ name, and what is taken all the same."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,12 +111,6 @@ def test_stop_strings_count_from_min_tokens_on(client: FlaskClient) -> None:
     assert complete(client, **asked, min_tokens=5)["usage"]["completion_tokens"] > 5
 
 
-def test_flex_is_the_deferred_class_and_is_returned(client: FlaskClient) -> None:
-    assert complete(client, service_tier="flex")["service_tier"] == "flex"
-    assert complete(client, service_tier="auto")["service_tier"] == "default"
-    assert "service_tier" not in complete(client)
-
-
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}
 STRICT = {"schema": {"type": "object", "additionalProperties": {"type": "null"}}, "strict": True}
 WRONG: list[tuple[str, object]] = [
@@ -170,61 +163,31 @@ def test_a_wrong_or_not_offered_field_is_named_streamed_or_not(
         assert len(message) < 500
 
 
-def test_options_that_change_nothing_are_accepted(client: FlaskClient) -> None:
+def test_options_that_change_nothing_and_unknown_fields_are_accepted(client: FlaskClient) -> None:
     nothing: Json = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me",
         "modalities": ["text"], "metadata": {"a": "b"}, "bad_words": [], "typical_p": 1,
         "use_beam_search": False, "reasoning_effort": "low", "verbosity": "low",
-        "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template_kwargs": {"enable_thinking": False}, "quite\nunknown": 5,
     }  # fmt: skip
     assert chat(client, seed=1, **nothing)["choices"] == chat(client, seed=1)["choices"]
 
 
-def test_an_unknown_field_is_ignored_and_logged_once(
-    client: FlaskClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    unknown: Json = {"quite\nunknown": 5}
-    with caplog.at_level(logging.WARNING, "api.openai.routes"):
-        for _ in range(3):
-            complete(client, **unknown)
-    assert [record.getMessage() for record in caplog.records] == [
-        'the field "quite\\nunknown": unknown on /v1 and ignored'
-    ]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_an_unknown_model_is_a_404(client: FlaskClient, path: str) -> None:
-    for answer in (
-        ask(client, path, model="gpt-9"),
-        ask(client, path, model="gpt-9", stream=True),
-        client.get("/v1/models/gpt-9"),
-        client.get("/v1/models/org/gpt-9"),
-    ):
-        assert '"embedded"' in is_error(answer, 404, "model")
-        assert answer.get_json()["error"]["code"] == "model_not_found"
-
-
-def test_the_model_is_listed(client: FlaskClient) -> None:
-    (card,) = client.get("/v1/models").get_json()["data"]
-    assert client.get(f"/v1/models/{card['id']}").get_json() == card
-    assert (card["id"], card["max_model_len"]) == ("embedded", CONTEXT)
-
-
-@pytest.fixture(scope="module")
-def renamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    folder = str(tmp_path_factory.mktemp("renamed"))
-    with serving(Config(mode="dynamic", data_dir=folder, served_model_name="a/b,c")) as client:
-        yield client
-
-
-def test_the_model_answers_to_each_of_its_names(renamed: FlaskClient) -> None:
-    cards = renamed.get("/v1/models").get_json()["data"]
-    assert [card["id"] for card in cards] == ["a/b", "c"]
-    for card in cards:
-        assert renamed.get(f"/v1/models/{card['id']}").get_json() == card
-        assert complete(renamed, model=card["id"])["model"] == "a/b"
-    assert renamed.get("/info").get_json()["model_id"] == "a/b"
-    assert '"a/b", "c"' in is_error(ask(renamed, model="embedded"), 404, "model")
+def test_the_model_answers_to_each_of_its_names(tmp_path: Path) -> None:
+    config = Config(mode="dynamic", data_dir=str(tmp_path), served_model_name="a/b,c")
+    with serving(config) as renamed:
+        cards = renamed.get("/v1/models").get_json()["data"]
+        told = [(card["id"], card["max_model_len"]) for card in cards]
+        assert told == [("a/b", CONTEXT), ("c", CONTEXT)]
+        for card in cards:
+            assert renamed.get(f"/v1/models/{card['id']}").get_json() == card
+            assert complete(renamed, model=card["id"])["model"] == "a/b"
+        assert renamed.get("/info").get_json()["model_id"] == "a/b"
+        for stream in (False, True):
+            unknown = ask(renamed, CHAT, model="embedded", stream=stream)
+            assert '"a/b", "c"' in is_error(unknown, 404, "model")
+            assert unknown.get_json()["error"]["code"] == "model_not_found"
+        is_error(renamed.get("/v1/models/org/gpt-9"), 404, "model")
 
 
 @pytest.mark.parametrize("placeholder", ["tgi", "dummy"])

@@ -69,15 +69,6 @@ def test_reasoning_is_apart_from_the_answer_streamed_or_not(
     assert kinds == sorted(kinds, reverse=True), "all of it comes first"
 
 
-def test_an_answer_without_reasoning_has_none(thinks: Says) -> None:
-    told = chat(thinks("<b>Fine.</b>"))
-    assert told["choices"][0]["message"] == {
-        "role": "assistant", "content": "<b>Fine.</b>", "refusal": None,
-    }  # fmt: skip
-    told = chat(thinks(BEFORE + "Fine."), chat_template_kwargs={"enable_thinking": False})
-    assert told["choices"][0]["message"]["content"] == BEFORE + "Fine.", "the prompt has closed it"
-
-
 def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says) -> None:
     thinking = thinks(BEFORE + CALL)
     whole = respond(thinking, tools=[{"type": "function", **tool["function"]} for tool in TOOLS])
@@ -102,12 +93,6 @@ def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says
     assert counted(sent) - counted(sent[1:]) == len(BEFORE)
 
 
-def test_a_constraint_holds_behind_the_reasoning(thinks: Says) -> None:
-    """Its grammar is compiled; that it leaves the reasoning free is shown in tests/text."""
-    told = chat(thinks(BEFORE + "true"), json_schema={"type": "boolean"}, max_tokens=200)
-    assert told["choices"][0]["message"]["content"] == "true"
-
-
 def test_where_it_is_asked_for_the_text_stays_as_it_is(thinks: Says, tmp_path: Path) -> None:
     with saying(reasoning(tmp_path, "text")) as says:
         for answer, calls in (("Fine.", []), (CALL, [("weather", PARIS)])):
@@ -115,5 +100,7 @@ def test_where_it_is_asked_for_the_text_stays_as_it_is(thinks: Says, tmp_path: P
             assert "reasoning_content" not in message
             assert message["content"].strip() == (BEFORE if calls else BEFORE + answer).strip()
             assert calls_of(message) == calls
+    told = chat(thinks(BEFORE + "Fine."), chat_template_kwargs={"enable_thinking": False})
+    assert told["choices"][0]["message"]["content"] == BEFORE + "Fine.", "the prompt has closed it"
     told = ask(thinks(BEFORE + CALL), TGI, tokens=200).get_json()
     assert told["generated_text"] == BEFORE + CALL, "in TGI's API, too"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from openai.types.chat import ChatCompletion
 
 from api.openai.fields.tools import MOST_TOOLS
 from serving.config import Config
@@ -70,6 +69,7 @@ ANSWERS: list[tuple[str, Json, str | None, Calls, str]] = [
      "length"),
     (CALL, {"tools": []}, CALL, [], "stop"),
     (CALL, {**OFFERED, "tool_choice": "none"}, CALL, [], "stop"),
+    (CALL, {"functions": FUNCTIONS}, None, [], "function_call"),
 ]  # fmt: skip
 
 
@@ -83,25 +83,12 @@ def test_calls_are_apart_from_the_text_streamed_or_not(
         assert calls_of(choice["message"]) == calls
 
 
-def test_tools_that_may_not_be_called_are_not_in_the_prompt(says: Says) -> None:
-    counts = [tokens_of(says(CALL), **one) for one in ({}, {**OFFERED, "tool_choice": "none"})]
-    assert counts[0] == counts[1] < tokens_of(says(CALL), **OFFERED)
-
-
 def test_without_parallel_calls_the_answer_ends_after_the_first(says: Says) -> None:
     told = chat(says(f"{CALL}{ADDING} and more"), tools=TOOLS, parallel_tool_calls=False)
     (choice,) = told["choices"]
     assert calls_of(choice["message"]) == [("weather", PARIS)]
     assert choice["finish_reason"] == "tool_calls"
     assert told["usage"]["completion_tokens"] == len(CALL.removesuffix("\n</tool_call>"))
-
-
-def test_stop_strings_and_logprobs_are_of_all_that_was_generated(says: Says) -> None:
-    client, fields = says(f"{CALL}{ADDING}"), {"tools": TOOLS, "stop": "add", "logprobs": True}
-    (choice,) = both(client, CHAT, seed=1, **fields)["choices"]
-    assert calls_of(choice["message"]) == [("weather", PARIS)]
-    entries = choice["logprobs"]["content"]
-    assert "".join(entry["token"] for entry in entries) == f'{CALL}<tool_call>{{"name": "'
 
 
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
@@ -130,17 +117,15 @@ def test_arguments_of_forced_and_of_strict_calls_do_not_wait_for_their_end(
 
 
 def test_an_answer_calls_only_allowed_tools(says: Says) -> None:
-    def allowed(mode: str) -> Json:
-        choice = {"mode": mode, "tools": [ADD]}
-        return {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}
-
+    choice: Json = {"mode": "auto", "tools": [ADD]}
+    allowed = {"type": "allowed_tools", "allowed_tools": choice}
+    fields: Json = {"tools": TOOLS, "tool_choice": allowed}
     client = says(f"{CALL}{ADDING}")
-    assert called_by(client, **allowed("auto")) == (CALL, [("add", "{}")], "tool_calls")
-    tokens = [chat(client, **one)["usage"]["prompt_tokens"]
-              for one in (allowed("auto"), {"tools": TOOLS})]  # fmt: skip
-    assert tokens[0] == tokens[1]
+    assert called_by(client, **fields) == (CALL, [("add", "{}")], "tool_calls")
+    assert tokens_of(client, **fields) == tokens_of(client, tools=TOOLS)
+    choice["mode"] = "required"
     client = says('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
-    assert called_by(client, **allowed("required"))[1] == [("add", "{}")]
+    assert called_by(client, **fields)[1] == [("add", "{}")]
 
 
 def test_calls_stay_possible_beside_a_response_format(says: Says) -> None:
@@ -150,19 +135,6 @@ def test_calls_stay_possible_beside_a_response_format(says: Says) -> None:
     assert called_by(says(CALL), **asked)[1] == [("weather", PARIS)]
     assert called_by(says("{}"), **asked)[0] == "{}"
     assert called_by(says("a/"), tools=TOOLS, guided_choice=["a/", "b"])[0] == "a/"
-
-
-@pytest.mark.parametrize("choice", [None, {"name": "weather"}])
-def test_an_answer_to_functions_has_one_call(says: Says, choice: object) -> None:
-    """As they were before there were tools."""
-    fields = {"functions": FUNCTIONS, "function_call": choice}
-    whole = both(says(f"{CALL}{ADDING}"), CHAT, **fields)
-    ChatCompletion.model_validate(whole)
-    (told,) = whole["choices"]
-    assert told["finish_reason"] == "function_call"
-    call = {"name": "weather", "arguments": PARIS}
-    silent = {"role": "assistant", "content": None, "refusal": None}
-    assert told["message"] == {**silent, "function_call": call}
 
 
 # --- conversations --------------------------------------------------------------------------
@@ -187,41 +159,15 @@ def test_a_conversation_with_calls_is_written_by_the_template(says: Says) -> Non
     assert text.startswith("System: You may call these functions")
     assert f"Assistant: {CALL}\n" in text
     assert "User: <tool_response>\nrain\n</tool_response>\nAssistant:" in text
-    of_vllm = client.post("/tokenize", json=asked).get_json()
-    assert of_vllm["count"] == len(told["tokenize_response"])
-    (choice,) = chat(client, **asked)["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "Rain.", "refusal": None}
-
-
-def test_a_conversation_of_functions_is_that_of_tools(says: Says) -> None:
-    call: Json = {"name": "weather", "arguments": PARIS}
+    counts = [tokens_of(client, **asked, tool_choice=choice) for choice in ("auto", "none")]
+    assert len(told["tokenize_response"]) == counts[0] > counts[1], "only what may be called"
     older = [
         USER,
-        {"role": "assistant", "content": None, "function_call": call},
-        {"role": "function", "name": "weather", "content": "rain"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "rain"},
     ]
-    first = chat(says("Rain."), messages=older, functions=FUNCTIONS)
-    second = chat(says("Rain."), messages=[USER, called(function=call), result("rain")],
-                  tools=TOOLS)  # fmt: skip
-    assert first["choices"] == second["choices"]
-    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
-
-
-def with_template(folder: Path, template: str) -> Config:
-    (folder / "chat_template.jinja").write_text(template)
-    data = str(folder / "data")
-    return Config("dynamic", data_dir=data, model=str(folder), served_model_name="embedded")
-
-
-def test_the_older_shapes_of_tgi_are_accepted(says: Says) -> None:
-    """A function's `arguments` in the place of `parameters`, and of a call as an object."""
-    client, schema = says("x"), WEATHER["function"]["parameters"]
-    functions = ({"name": "weather", name: schema} for name in ("arguments", "parameters"))
-    tools = [[{"type": "function", "function": function}] for function in functions]
-    assert tokens_of(client, tools=tools[0]) == tokens_of(client, tools=tools[1])
-    written = ({"name": "f", "arguments": arguments} for arguments in ({"city": "Paris"}, PARIS))
-    messages = [[called(function=function), result("5")] for function in written]
-    assert tokens_of(client, messages=messages[0]) == tokens_of(client, messages=messages[1])
+    told = client.post("/chat_tokenize", json={"messages": older}).get_json()
+    assert "User: <tool_response>\nrain\n</tool_response>\n" in told["templated_text"]
 
 
 def nested(levels: int) -> Json:
@@ -231,12 +177,11 @@ def nested(levels: int) -> Json:
     return schema
 
 
-# of calls: as texts where a template joins them with text, and as objects elsewhere
-STYLES = {
-    "texts": "{{ '(' + call.function.arguments + ')' }}",
-    "objects": "({% for key in call.function.arguments.keys() %}{% endfor %}"
-    "{{ call.function.arguments | tojson }})",
-}
+TEMPLATE = (
+    "{{ tools }}{% for m in messages %}{% for call in m.tool_calls or [] %}"
+    "({% for key in call.function.arguments.keys() %}{% endfor %}"
+    "{{ call.function.arguments | tojson }}){% endfor %}{% endfor %}<tool_call>"
+)
 WRITTEN: list[tuple[object, str]] = [
     ("", "{}"), ("null", "{}"), (None, "{}"), ("[1]", "{}"), ([1], "{}"), ('"x"', "{}"),
     ("{", "{}"), ('{"city": "Par', '{"city": "Par"}'), ('{"n": [1, {"a": tr', '{"n": [1, {}]}'),
@@ -245,15 +190,11 @@ WRITTEN: list[tuple[object, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_templates_get_objects_whatever_a_model_wrote(style: str, tmp_path: Path) -> None:
+def test_templates_get_objects_whatever_a_model_wrote(tmp_path: Path) -> None:
     """A client returns it on every API, cut off by `max_tokens` or not."""
-    template = (
-        "{{ tools }}{% for m in messages %}{% for call in m.tool_calls or [] %}"
-        + STYLES[style]
-        + "{% endfor %}{% endfor %}<tool_call>"
-    )
-    config = with_template(tmp_path, template)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    config = Config("dynamic", data_dir=str(tmp_path / "data"), model=str(tmp_path),
+                    served_model_name="embedded")  # fmt: skip
     with serving(config, lambda config: ScriptedModel()) as client:
         for arguments, seen in WRITTEN:
             call = {"name": "f", "arguments": arguments}
@@ -265,30 +206,20 @@ def test_templates_get_objects_whatever_a_model_wrote(style: str, tmp_path: Path
             assert tokens_of(client, messages=[USER, older]) == tokens
             item = {"type": "function_call", "call_id": "1", **call}
             body = {"model": "embedded", "input": [USER, item], "store": False}
-            responded = client.post("/v1/responses", json=body).get_json()
-            assert responded["usage"]["input_tokens"] == tokens
             counted = client.post("/v1/responses/input_tokens", json=body).get_json()
             assert counted == {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_refusal_in_a_history_is_the_assistants_text(says: Says) -> None:
+    """As OpenAI's API returns it, and as SDKs dump it."""
+    for fields in (
         {"content": None, "refusal": "No."},
         {"content": [{"type": "refusal", "refusal": "No."}]},
         {"content": "No.", "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
-    ],
-)
-def test_a_refusal_in_a_history_is_the_assistants_text(says: Says, fields: Json) -> None:
-    """As OpenAI's API returns it, and as SDKs dump it."""
-    client = says("x")
-    messages = [USER, {"role": "assistant", **fields}, USER]
-    told = client.post("/chat_tokenize", json={"messages": messages}).get_json()
-    assert "Assistant: No.\nUser: x" in told["templated_text"]
-    if fields["content"] is not None:
-        items = {"input": [USER, {"type": "message", "role": "assistant", **fields}, USER]}
-        counted = client.post("/v1/responses/input_tokens", json=items).get_json()
-        assert counted["input_tokens"] == len(told["tokenize_response"])
+    ):
+        messages = [USER, {"role": "assistant", **fields}, USER]
+        told = says("x").post("/chat_tokenize", json={"messages": messages}).get_json()
+        assert "Assistant: No.\nUser: x" in told["templated_text"]
 
 
 # --- refusals -------------------------------------------------------------------------------

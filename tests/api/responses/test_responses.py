@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +15,15 @@ from pydantic import TypeAdapter
 from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
-from api.responses.stored import kept
-from api.responses.stored.background import Background
+from api.responses.shapes import ArgumentsDelta
+from api.responses.stored.events import EventLogs, encoded
 from serving.config import Config
-from tests.api.conftest import TWO, held_at, serving
-from tests.support.hash_app import END_ID
-from tests.support.hashed import reference
-from tests.support.openai_calls import CONTEXT, alike, chat, is_error
+from tests.api.conftest import TWO, Says, held_at, serving
+from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
+from tests.support.openai_calls import alike, chat, is_error
 from tests.support.process import eventually
 
 Json = dict[str, Any]
-LIMIT_S = Config(mode="dynamic").request_timeout
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
 
 
@@ -105,15 +102,6 @@ def test_events_have_openais_order(client: FlaskClient) -> None:
     assert logprobs == last["response"]["output"][0]["content"][0]["logprobs"] != []
 
 
-def test_an_answer_without_a_text_is_an_empty_message(client: FlaskClient) -> None:
-    prompt = list(b"User: x\nAssistant:")
-    seed = next(s for s in range(10_000) if reference(prompt, 1, s) == [END_ID])
-    told = respond(client, seed=seed, max_output_tokens=5)
-    assert [item["content"][0]["text"] for item in told["output"]] == [""]
-    assert told["usage"]["output_tokens"] == 1
-    assert told["usage"]["input_tokens_details"]["cached_tokens"] == len(prompt) - 1
-
-
 # --- conversations --------------------------------------------------------------------------
 
 
@@ -139,20 +127,10 @@ def test_a_conversation_is_that_of_its_messages_without_earlier_instructions(
     assert text_of(again) == text_of(third)
 
 
-def test_a_response_is_stored_before_its_last_event_unless_it_is_not_to_be(
-    store: FlaskClient,
-) -> None:
-    last = events(store, store=True, max_output_tokens=3)[-1]["response"]
-    path = f"/v1/responses/{last['id']}"
-    assert store.get(path).get_json() == last
-    for told in (respond(store), events(store)[-1]["response"]):
-        assert told["store"] is False
-        answer = store.get(f"/v1/responses/{told['id']}")
-        assert told["id"] in is_error(answer, 404)
-
-
-def test_a_stored_response_is_its_keys_alone(store: FlaskClient) -> None:
-    told = respond(store, store=True, max_output_tokens=3)
+def test_a_response_is_stored_before_its_last_event_and_its_keys_alone(store: FlaskClient) -> None:
+    for other in (respond(store), events(store)[-1]["response"]):
+        is_error(store.get(f"/v1/responses/{other['id']}"), 404)  # with "store": false
+    told = events(store, store=True, max_output_tokens=3)[-1]["response"]
     path = f"/v1/responses/{told['id']}"
     calls: list[Callable[[Json], TestResponse]] = [
         lambda key: store.post(f"{path}/cancel", headers=key),
@@ -172,38 +150,83 @@ def test_a_stored_response_is_its_keys_alone(store: FlaskClient) -> None:
         is_error(call({}), 404)
 
 
-def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
-    sent = [{"role": "user", "content": text} for text in "abcde"]
-    told = respond(store, input=sent, store=True, max_output_tokens=1)
-    path = f"/v1/responses/{told['id']}/input_items"
+# --- functions, on a model that answers what the test wants ----------------------------------
 
-    def page(**query: object) -> Json:
-        found: Json = store.get(path, query_string=query).get_json()
-        return found
-
-    def texts(found: Json) -> str:
-        return "".join(item["content"][0]["text"] for item in found["data"])
-
-    first = page(limit=2)
-    assert (texts(first), first["has_more"]) == ("ed", True)
-    rest = page(after=first["last_id"])
-    assert (texts(rest), rest["has_more"]) == ("cba", False)
-    assert texts(page(order="asc")) == "abcde"
-    is_error(store.get(f"{path}?after=none"), 404, "after")
+TOOLS: list[Json] = [
+    {"type": "function", **WEATHER["function"]},
+    {"type": "function", "name": "add"},
+]
 
 
-def test_what_does_not_fit_is_refused_or_left_out_from_the_beginning(client: FlaskClient) -> None:
-    sent = [{"role": "user", "content": str(number) * 200} for number in range(8)]
-    fields: Json = {"max_output_tokens": 20, "seed": 1, "instructions": "Count."}
-    is_error(ask(client, input=sent, **fields), 400, "input")
-    cut = respond(client, input=sent, truncation="auto", **fields)
-    room = CONTEXT - fields["max_output_tokens"]
-    assert room - len("User: \n") - 200 < cut["usage"]["input_tokens"] <= room
-    answers = [ask(client, input=sent[one:], **fields) for one in range(8)]
-    fits = next(answer for answer in answers if answer.status_code == 200)
-    assert text_of(cut) == text_of(fits.get_json())
-    alone = [{"role": "user", "content": "x" * CONTEXT}]
-    is_error(ask(client, input=alone, truncation="auto"), 400, "input")
+ANSWERS: list[tuple[str, list[tuple[str, str]]]] = [
+    (f"So:\n{CALL}\n{ADDING}", [("message", "So:\n"), ("weather", PARIS), ("add", "{}")]),
+    (f"é {CALL} é", [("message", "é "), ("weather", PARIS), ("message", " é")]),
+]
+
+
+def shown(response: Json) -> list[tuple[str, str]]:
+    return [
+        ("message", item["content"][0]["text"])
+        if item["type"] == "message"
+        else (item["name"], item["arguments"])
+        for item in response["output"]
+    ]
+
+
+@pytest.mark.parametrize(("answer", "output"), ANSWERS)
+def test_calls_are_items_streamed_or_not(
+    says: Says, answer: str, output: list[tuple[str, str]]
+) -> None:
+    """The logprobs of a message are those of its own text."""
+    for scores in ([], ["message.output_text.logprobs"]):
+        whole = both(says(answer), tools=TOOLS, include=scores, seed=1)
+        assert shown(whole) == output
+        assert {item["status"] for item in whole["output"]} == {"completed"} == {whole["status"]}
+        for item in whole["output"]:
+            for part in item.get("content", ()):
+                held = [byte for token in part["logprobs"] for byte in token["bytes"]]
+                assert bytes(held).decode() == (part["text"] if scores else "")
+
+
+def test_the_result_of_a_call_continues_the_conversation(says: Says) -> None:
+    client = says(f"So:\n{CALL}")
+    called = respond(client, tools=TOOLS, store=True)
+    call = called["output"][-1]
+    client = says("Rain.")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+    fields: Json = {"tools": TOOLS, "seed": 1}
+    stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
+    assert shown(stored) == [("message", "Rain.")]
+    kept = [{"role": "user", "content": "x"}, *called["output"], result]
+    sent = respond(client, input=kept, **fields)
+    assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
+    own = {"previous_response_id": None}
+    assert alike({**stored, **own}) == alike(sent)
+    answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
+    assert "call_none" in is_error(answer, 400, "input")
+
+
+def test_what_codex_sends_is_taken(says: Says, caplog: pytest.LogCaptureFixture) -> None:
+    """Functions in a namespace reach the model by a longer name and the client by its own; a tool
+    that a server may leave out is left out."""
+    client = says('<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>')
+    space = {"type": "namespace", "name": "spawn", "description": "d", "tools": [TOOLS[1]]}
+    search = {"type": "web_search", "external_web_access": False}
+    fields: Json = {"tools": [*TOOLS, space, search], "reasoning": {}, "store": True}
+    called = respond(client, **fields)
+    (call,) = called["output"]
+    assert (call["namespace"], call["name"], call["arguments"]) == ("spawn", "add", "{}")
+    assert [tool["type"] for tool in called["tools"]] == ["function", "function", "namespace"]
+    assert 'tools of type "web_search": left out' in caplog.text
+    added = next(e for e in events(client, **fields) if e["type"] == "response.output_item.added")
+    assert added["item"].items() >= {"namespace": "spawn", "name": "add"}.items()
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+    kept = [{"role": "user", "content": "x"}, call, result]
+    sent = respond(client, input=kept, **fields)
+    stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
+    assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
+    choice = {"type": "function", "name": "add", "namespace": "spawn"}
+    assert respond(client, tool_choice=choice, **fields)["tool_choice"] == choice
 
 
 # --- in the background ----------------------------------------------------------------------
@@ -213,16 +236,12 @@ def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient)
     fields: Json = {"seed": 5, "max_output_tokens": 20}
     queued = respond(store, background=True, store=True, **fields)
     assert (queued["status"], queued["output"]) == ("queued", [])
-    told = queued
+    path, told = f"/v1/responses/{queued['id']}", queued
     while told["status"] in ("queued", "in_progress"):
-        answer = store.get(f"/v1/responses/{queued['id']}")
-        told = answer.get_json()
+        told = store.get(path).get_json()
     Response.model_validate(told)
     assert text_of(told) == text_of(respond(store, **fields))
-    ended = respond(store, previous_response_id=told["id"], logit_bias={"256": 100})
-    assert ended["status"] == "completed"
-    cancelled = store.post(f"/v1/responses/{told['id']}/cancel")
-    assert cancelled.get_json() == told, "it had ended"
+    assert store.post(f"{path}/cancel").get_json() == told, "it had ended"
 
 
 def test_a_response_that_is_generated_can_be_cancelled_and_not_continued(tmp_path: Path) -> None:
@@ -240,28 +259,13 @@ def test_a_response_that_is_generated_can_be_cancelled_and_not_continued(tmp_pat
         assert "not complete yet" in early
         assert client.post(f"{path}/cancel").get_json()["status"] == status() == "cancelled"
         fields: Json = {"background": True, "store": True, "max_output_tokens": 50}
-        deleted, streamed = ask(client, **fields), ask(client, stream=True, **fields)
-        client.delete(f"/v1/responses/{deleted.get_json()['id']}")
-        parts = streamed.iter_encoded()
+        parts = ask(client, stream=True, **fields).iter_encoded()
         begun = json.loads(next(parts).split(b"data: ")[1].split(b"\n")[0])
         client.post(f"/v1/responses/{begun['response']['id']}/cancel")
         go.set()
         last = json.loads(b"".join(parts).rpartition(b"data: ")[2])
         assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
-        eventually(lambda: client.get("/stats").get_json()["counts"]["cancelled"] == 3, "their end")
-        assert status() == "cancelled"
-
-
-def test_a_response_whose_server_is_lost_has_failed_a_minute_after_its_limit(
-    store: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Background, "follow", lambda *_: None)  # its end is never written
-    told = respond(store, background=True, store=True, max_output_tokens=1)
-    now_s, path = time.time(), f"/v1/responses/{told['id']}"
-    for later_s, status in ((LIMIT_S + 50, "in_progress"), (LIMIT_S + 70, "failed")):
-        clock = SimpleNamespace(time=lambda later_s=later_s: now_s + later_s)
-        monkeypatch.setattr(kept, "time", clock)
-        assert store.get(path).get_json()["status"] == status
+        eventually(lambda: client.get("/stats").get_json()["counts"]["cancelled"] == 2, "their end")
 
 
 def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> None:
@@ -274,7 +278,6 @@ def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> N
     last = parts[-1]["response"]
     path = f"/v1/responses/{last['id']}"
     assert store.get(path).get_json() == last
-    assert text_of(last) == text_of(respond(store, seed=5, max_output_tokens=20))
 
     def again(query: str, key: Json | None = None) -> TestResponse:
         return store.get(f"{path}?{query}", headers=key)
@@ -285,18 +288,38 @@ def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> N
     is_error(again("stream=true", key=TWO), 404)
     is_error(again("stream=true&starting_after=-1"), 400, "starting_after")
     is_error(again("starting_after=1"), 400, "starting_after")
+    other = store.get(f"/v1/responses/{respond(store, store=True)['id']}?stream=true")
+    assert "'background'" in is_error(other, 400, "stream"), "only of such streams events are kept"
     store.delete(path)
     is_error(again("stream=true"), 404)
 
 
-@pytest.mark.parametrize("fields", [{}, {"background": True}, {"stream": True}])
-def test_only_events_of_a_stream_in_the_background_are_kept(
-    store: FlaskClient, fields: Json
-) -> None:
-    answer = ask(store, store=True, max_output_tokens=1, **fields)
-    told = events_of(answer)[0]["response"] if fields.get("stream") else answer.get_json()
-    answer = store.get(f"/v1/responses/{told['id']}?stream=true")
-    assert "'background'" in is_error(answer, 400, "stream")
+# the kept events
+EVENT: ArgumentsDelta = {
+    "type": "response.function_call_arguments.delta", "sequence_number": 0, "item_id": "i",
+    "output_index": 0, "delta": "x",
+}  # fmt: skip
+
+
+def test_the_oldest_events_are_dropped_and_their_stream_says_so() -> None:
+    logs = EventLogs(most_bytes=3 * len(encoded(EVENT)))
+    logs.open("old")
+    first, second = logs.follow("old", 0), logs.follow("old", 0)
+    assert first is not None
+    assert second is not None
+    logs.add("old", EVENT)
+    assert list(first.read()) == [], "a second stream ends the first"
+    logs.open("new")
+    for _ in range(3):
+        logs.add("new", EVENT)
+    (told,) = second.read()
+    assert b'"error"' in (told or b"")
+    assert logs.follow("old", 0) is None
+    kept = logs.follow("new", 0)
+    assert kept is not None
+    assert [*itertools.islice(kept.read(), 4)] == [*[encoded(EVENT)] * 3, None]
+    logs.add("new", EVENT)
+    assert logs.follow("new", 0) is None, "it alone is too long"
 
 
 # --- refusals -------------------------------------------------------------------------------
@@ -333,22 +356,6 @@ def test_what_is_not_supported_is_refused_by_name_streamed_or_not(
         assert f"'{param}'" in message or param == "input"
         assert said in message
     assert "background" in is_error(ask(client, background=True), 400, "store")
-
-
-def test_what_changes_nothing_is_taken(client: FlaskClient) -> None:
-    nothing: Json = {
-        "tools": [], "text": {"format": {"type": "text"}}, "prompt_cache_key": "k",
-        "safety_identifier": "s", "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low", "summary": "auto"},
-    }  # fmt: skip
-    assert text_of(respond(client, seed=1, **nothing)) == text_of(respond(client, seed=1))
-    tiers = [respond(client, service_tier=tier)["service_tier"] for tier in ("flex", "auto")]
-    assert tiers == ["flex", "default"]
-
-
-def test_what_is_not_there_is_404(client: FlaskClient) -> None:
-    assert "/compact" in is_error(client.post("/v1/responses/compact", json={}), 404)
-    is_error(ask(client, model="gpt-9"), 404, "model")
 
 
 def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Path) -> None:

@@ -67,13 +67,9 @@ def told(folder: Path, tokenizer: Path, cases: Sequence[Case]) -> list[dict[str,
     served: Any = {"model": str(FILE), "served_model_name": "asked", "dtype": "float32"}
     with serving(folder, app="app:create_app()", **served) as server:
         settings = {
-            "model": "asked",
-            "base_url": f"{server.url}/v1/completions",
-            "tokenizer": tokenizer,
-            "tokenizer_backend": "huggingface",
-            "max_length": MOST_TOKENS,
-            "num_concurrent": 8,
-        }
+            "model": "asked", "base_url": f"{server.url}/v1/completions", "tokenizer": tokenizer,
+            "tokenizer_backend": "huggingface", "max_length": MOST_TOKENS, "num_concurrent": 8,
+        }  # fmt: skip
         subprocess.run(
             [
                 *(harness, "-m", "lm_eval", "--model", "local-completions"),

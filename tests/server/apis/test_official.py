@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
@@ -10,15 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
 import requests
-from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
 from openai.types.responses import Response
-from pydantic import BaseModel
 
 from tests.server.apis import clients as programs
 from tests.server.apis.test_clients import understood
@@ -38,19 +35,6 @@ def test_a_client_chats_calls_a_tool_and_gets_an_answer_of_a_schema(
 
 
 # --- OpenAI's -------------------------------------------------------------------------------
-def test_completions_in_openais_client(embedded: Server) -> None:
-    client = official(embedded)
-    assert [model.id for model in client.models.list()] == ["embedded"]
-    greedy = client.completions.create(
-        model="embedded", prompt="def add(a, b):", temperature=0, max_tokens=12, logprobs=3
-    ).choices[0]
-    told = greedy.logprobs
-    assert told is not None
-    assert "".join(told.tokens or []) == greedy.text
-    pairs = zip(told.tokens or [], told.top_logprobs or [], strict=True)
-    assert [max(top, key=lambda token: top[token]) for _, top in pairs] == told.tokens
-
-
 def test_errors_are_the_own_exceptions_of_openais_client(server: Server) -> None:
     client = official(server)
     for stream in (False, True):
@@ -80,19 +64,6 @@ def test_a_response_is_streamed_and_kept(server: Server) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.responses.create(input="z", previous_response_id=again.id, **fields)
     assert refused.value.code == "previous_response_not_found"
-
-
-class Verdict(BaseModel):
-    colour: Literal["red", "green"]
-    sure: bool
-
-
-def test_a_schema_gives_the_clients_own_object_streamed_or_not(embedded: Server) -> None:
-    client = official(embedded)
-    fields: Any = {"model": "embedded", "input": "A colour?", "text_format": Verdict}
-    assert isinstance(client.responses.parse(**fields).output_parsed, Verdict)
-    with client.responses.stream(**fields) as stream:
-        assert isinstance(stream.get_final_response().output_parsed, Verdict)
 
 
 def test_a_response_of_a_server_that_was_killed_has_failed(tmp_path: Path) -> None:
@@ -139,11 +110,6 @@ USER: Any = [{"role": "user", "content": "x"}]
 COMMENT = b": waiting"
 
 
-def completion(server: Server) -> str:
-    stream: Any = official(server).completions.create(prompt="x", **FIELDS)
-    return "".join(event.choices[0].text for event in stream)
-
-
 def chat(server: Server) -> str:
     stream: Any = official(server).chat.completions.create(messages=USER, **FIELDS)
     return "".join(event.choices[0].delta.content or "" for event in stream)
@@ -153,20 +119,9 @@ def tgi(server: Server) -> str:
     return "".join(tgis(server).text_generation("x", stream=True, max_new_tokens=9))
 
 
-def in_async(server: Server) -> str:
-    async def ask() -> str:
-        async with AsyncInferenceClient(model=server.url, timeout=PATIENCE_S) as client:
-            stream = await client.text_generation("x", stream=True, max_new_tokens=9)
-            return "".join([text async for text in stream])
-
-    return asyncio.run(ask())
-
-
 CALLS: Mapping[Callable[[Server], str], type[Exception]] = {
-    completion: openai.APIError,
     chat: openai.APIError,
     tgi: GenerationError,
-    in_async: GenerationError,
 }
 
 

@@ -3,7 +3,6 @@ client that leaves frees its place, wherever its request was."""
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,6 @@ import pytest
 import requests
 
 from api.http.worker.intake import handled_at_once
-from serving.config import MODES
-from tests.api.test_requests import expected
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
 from tests.support.hash_app import ENDLESS, HOLD, STEP_S
 from tests.support.process import PATIENCE_S, Server, clients, connected, eventually, serving
@@ -26,7 +23,6 @@ from tests.support.wire import post, send
 Call = Callable[..., Future[Any]]
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
-FEW_FILES = 400
 FURTHER = 4  # threads: of /stats, and of refusals
 
 
@@ -76,21 +72,6 @@ def test_pending_requests_hold_no_thread_and_count_as_waiting_ones(tmp_path: Pat
         counts = server.counts()
         shown = [counts[end] for end in ("received", "completed", "cancelled", "rejected")]
         assert shown == [MANY + 3, MANY + 1, 1, 1]
-
-
-def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: Path) -> None:
-    limited = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
-    most = handled_at_once(1) + FEW_FILES // 4  # of the connections, which are half of the files
-    with held(tmp_path, prefix=limited) as (server, hold, _):
-        waiting = [send(server, NATIVE, prompt="x", num_tokens=1) for _ in range(most)]
-        server.reaches(running=1, waiting=most - 1)
-        refused = server.ask("x", 1)
-        assert refused.status_code == 503
-        assert int(refused.headers["Retry-After"]) >= 1
-        assert "too few files" in refused.json()["error"]
-        assert server.health() == 200
-        hold.unlink()
-        assert {client.recv(65536)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
 
 def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
@@ -144,10 +125,8 @@ def before(endless: Server) -> int:
     ("path", "fields", "generations"),
     [
         (NATIVE, {}, 1),
-        (NATIVE, {"stream": True}, 1),
         (OPENAI[0], {"n": 2}, 2),
         (OPENAI[1], {"n": 4, "stream": True}, 4),
-        (RESPONSES, {}, 1),
         (RESPONSES, {"stream": True}, 1),
         (TGI, {"best_of": 2, "do_sample": True}, 2),
         ("/generate_stream", {}, 1),
@@ -161,85 +140,3 @@ def test_one_that_leaves_while_running_frees_all_it_held(
     client.close()
     endless.reaches(running=0, cancelled=before + generations)
     assert endless.ask("next", 1).status_code == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_that_leaves_the_queue_is_never_run(endless: Server, before: int, stream: bool) -> None:
-    running = send(endless, OPENAI[0], **body(OPENAI[0], tokens=900, n=BATCH))
-    endless.reaches(running=BATCH)
-    queued = send(endless, NATIVE, **body(NATIVE, tokens=1000, stream=stream))
-    endless.reaches(running=BATCH, waiting=1)
-    queued.close()
-    endless.reaches(running=BATCH, waiting=0, cancelled=before + 1)
-    running.close()
-    endless.reaches(running=0, cancelled=before + 1 + BATCH)
-
-
-def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
-    endless: Server, before: int
-) -> None:
-    with send(endless, NATIVE, **body(NATIVE, tokens=20)) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n")
-        received = b""
-        while b'"ready"' not in received:
-            received += client.recv(65536)
-    assert b'"num_tokens":20' in received
-    assert endless.counts()["cancelled"] == before
-
-
-REQUESTS = 20_000
-CLIENTS = 150
-
-
-def behave(server: Server, number: int) -> str:
-    """One client: patient, streaming, wrong, or leaving; returns what became of its request."""
-    chance = random.Random(number)
-    tokens = chance.randint(1, 60)
-    kind = chance.choice(["whole", "whole", "stream", "leave", "wrong"])
-    if kind == "leave":
-        stream = chance.random() < 0.5
-        client = send(server, "/inference", prompt="x", num_tokens=900, stream=stream)
-        client.settimeout(chance.random() / 10)
-        try:
-            client.recv(1)
-        except TimeoutError:
-            pass
-        finally:
-            client.close()
-        return kind
-    if kind == "wrong":
-        answer = server.ask("", tokens)
-        if answer.status_code == 429:  # a full server does not read what it refuses
-            return "rejected"
-        assert answer.status_code == 400
-        return kind
-    answer = server.ask(f"{number}", tokens, seed=number, stream=kind == "stream")
-    if answer.status_code == 429:
-        return "rejected"
-    assert answer.status_code == 200
-    if kind == "whole":
-        assert answer.json()["generated"] == expected(f"{number}", tokens, number)
-    else:
-        assert '"done":true' in answer.text
-    return "completed"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", MODES)
-def test_no_request_is_lost_and_all_totals_agree(mode: str, tmp_path: Path) -> None:
-    with (
-        serving(tmp_path, mode, {STEP_S: 0.0005}, max_batch_size=32, max_waiting=64) as server,
-        clients(CLIENTS) as call,
-    ):
-        futures = [call(behave, server, number) for number in range(REQUESTS)]
-        ends = [future.result() for future in futures]
-        server.reaches(waiting=0, running=0)
-        counts = server.counts()
-        assert counts["completed"] == ends.count("completed")
-        assert counts["failed"] == 0
-        ended = counts["completed"] + counts["cancelled"] + counts["rejected"]
-        assert counts["received"] == ended
-        assert counts["cancelled"] > 0
-        assert "CRITICAL" not in server.log
-        assert requests.get(f"{server.url}/health", timeout=60).status_code == 200
