@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from options import Group, OptionError, Options
+from options import Group, Options
 from router.config import Config as RouterConfig
 from serving.config import Config as ServerConfig
 
@@ -45,11 +45,8 @@ class Sample(Options):
 @pytest.mark.parametrize(
     ("args", "environ", "host"),
     [
-        ([], {}, "here"),
-        ([], {"SAMPLE_HOSTNAME": "b"}, "b"),
         ([], {"S_HOST": "a", "SAMPLE_HOSTNAME": "b"}, "a"),
-        (["--hostname", "c"], {"S_HOST": "a", "SAMPLE_HOSTNAME": "b"}, "c"),
-        (["--host", "c"], {"SAMPLE_HOSTNAME": "b"}, "c"),
+        (["--hostname", "c"], {"SAMPLE_HOSTNAME": "b"}, "c"),
         (["--host", "c", "--hostname", "d"], {}, "d"),
     ],
 )
@@ -59,9 +56,7 @@ def test_an_option_goes_by_other_flags_and_other_variables_too(
     assert Sample.from_args(["small", *args], environ).host == host
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("true", True), ("Yes", True), ("0", False), ("no", False), ("", False)]
-)
+@pytest.mark.parametrize(("text", "value"), [("Yes", True), ("0", False), ("", False)])
 def test_a_switch_is_on_by_its_flag_alone_or_as_it_says(text: str, value: bool) -> None:
     assert Sample.from_args(["small", "--loud"], {}).loud
     assert Sample.from_args(["small", f"--loud={text}"], {}).loud is value
@@ -69,49 +64,32 @@ def test_a_switch_is_on_by_its_flag_alone_or_as_it_says(text: str, value: bool) 
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("words", "says"),
     [
-        (["small", "--prot", "9"], "there is no option --prot; did you mean --port?"),
-        (["small", "--hostnam=x"], "there is no option --hostnam; did you mean --hostname?"),
-        (["small", "--xyz", "9"], "there is no option --xyz; --help lists all options"),
-        (
-            ["small", "--port", "9", "extra"],
-            "unexpected argument 'extra'; --help lists all options",
-        ),
+        (["--hostnam=x"], "did you mean --hostname?"),
+        (["--port", "9", "extra"], "'extra'"),
+        (["--port", "100"], "--port (S_PORT) is 100; allowed: 1 to 99"),
+        (["--port", "nine"], "a whole number"),
+        (["--share", "nan"], "--share"),
+        (["--loud", "perhaps"], "true or false"),
+        (["--host", ""], "--host, --hostname (S_HOST, SAMPLE_HOSTNAME) is ''"),
+        (["--password", "ABC"], "--password (S_PASSWORD) is wrong; allowed: letters"),
     ],
 )
-def test_an_unknown_word_is_refused_with_the_option_that_was_probably_meant(
-    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_what_is_wrong_is_refused_in_one_line_that_shows_no_secret(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        Sample.from_args(args, {})
-    assert capsys.readouterr().err.splitlines()[-1] == f"server.sh: error: {says}"
+        Sample.from_args(["small", *words], {})
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert says in told
+    assert "ABC" not in told
 
 
-def test_help_shows_the_options_by_group_with_all_their_names(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        Sample.from_args(["--help"])
-    shown = capsys.readouterr().out
-    assert shown.index("place:") < shown.index("--port") < shown.index("rest:")
-    assert shown.index("rest:") < shown.index("--loud")
-    assert "(default 80; S_PORT)" in shown
-    words = " ".join(shown.split())
-    assert "a share of something, 0.5 being 50 % (default none; S_SHARE)" in words
-    assert "--host TEXT, --hostname TEXT address, of which the help is two lines" in words
-    assert "(default here; S_HOST, SAMPLE_HOSTNAME)" in words
-
-
-def test_an_error_names_every_name_of_its_option_and_secrets_are_not_shown() -> None:
-    with pytest.raises(OptionError) as refused:
-        Sample("small", host="")
-    assert str(refused.value).startswith("--host, --hostname (S_HOST, SAMPLE_HOSTNAME) is ''; ")
+def test_secrets_are_not_shown() -> None:
     sample = Sample("small", password="abc")
     assert "abc" not in repr(sample)
     assert sample.as_dict()["password"] == "(set)"
-    with pytest.raises(OptionError, match=r"--password \(S_PASSWORD\) is wrong; allowed: letters"):
-        Sample("small", password="ABC")
 
 
 @pytest.mark.parametrize("program", [ServerConfig, RouterConfig])
@@ -140,9 +118,6 @@ def test_options_survive_the_way_through_the_environment(sample: Sample) -> None
 
 
 def test_what_kubernetes_sets_for_a_service_is_no_option() -> None:
-    service = {"S_PORT": "tcp://10.0.0.7:9090"}
+    service = {"S_KIND": "small", "S_PORT": "tcp://10.0.0.7:9090"}
     assert Sample.from_args(["small"], service).port == 80
-    assert Sample.from_environment({"S_KIND": "small", **service}).port == 80
-    assert Sample.from_args(["small", "--port", "9"], service).port == 9
-    with pytest.raises(SystemExit):
-        Sample.from_args(["small", "--port", "tcp://10.0.0.7:9090"], {})
+    assert Sample.from_environment(service).port == 80

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from batching import BatchingManager, dynamic_batching_loop
@@ -24,7 +24,7 @@ from requested import Sampling
 from scheduling.policies.orca import Orca
 from tests.batching.virtual import Books
 from tests.model_server.hash_shard import hash_shards
-from tests.model_server.served import Link, connected, running, served, unix
+from tests.model_server.served import connected, running, served, unix
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
 from tests.support.process import eventually
@@ -60,14 +60,6 @@ def driving(model: RemoteModel) -> Iterator[Driven]:
         thread.join()
 
 
-def has_more_than(inferences: list[Inference], tokens: int) -> bool:
-    return sum(len(inference.ids) for inference in inferences) > tokens
-
-
-def has_returned(engine: Driven, returns: int) -> bool:
-    return engine.returns > returns
-
-
 def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
     """Requests that run while the mishaps happen, one after the other; each is noticed, and the
     model comes back."""
@@ -77,12 +69,18 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
     ]
     for inference in inferences:
         manager.enqueue(inference)
-    for mishap in mishaps:
-        tokens = sum(len(inference.ids) for inference in inferences)
-        eventually(partial(has_more_than, inferences, tokens + REQUESTS), "tokens")
-        returns = engine.returns
+
+    def tokens() -> int:
+        return sum(len(inference.ids) for inference in inferences)
+
+    def befall(mishap: Callable[[], None]) -> None:
+        before, returns = tokens(), engine.returns
+        eventually(lambda: tokens() > before + REQUESTS, "tokens")
         mishap()
-        eventually(partial(has_returned, engine, returns), "the model is back")
+        eventually(lambda: engine.returns > returns, "the model is back")
+
+    for mishap in mishaps:
+        befall(mishap)
     for i, inference in enumerate(inferences):
         assert inference.event.wait(60.0)
         assert inference.error is None
@@ -119,23 +117,25 @@ def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) 
         assert kv_tokens[-1] == model.num_blocks * model.block_tokens
 
 
-def test_a_link_that_is_cut_and_restored_loses_no_response_and_no_token(tmp_path: Path) -> None:
-    link = Link(str(tmp_path / "link"), str(tmp_path / "shard"))
+def test_a_model_server_that_was_out_of_reach_is_used_again(tmp_path: Path) -> None:
+    """It is the same process: work of the session before is refused."""
+    address = unix(tmp_path)
+    (shard,) = hash_shards([address])
 
-    def cut() -> None:
-        link.cut()
+    def vanish() -> None:
+        os.kill(process.pid, signal.SIGSTOP)
         eventually(lambda: model.lost is not None, "the loss is noticed")
-        link.heal()
+        os.kill(process.pid, signal.SIGCONT)
 
-    with (
-        served(HashModel(step_s=0.005), unix(tmp_path)) as server,
-        link.running(),
-        connected(unix(tmp_path, "link"), patience_s=PATIENCE_S, max_batch_size=8) as model,
-        driving(model) as engine,
-    ):
-        under_load(engine, [cut, cut])
-        sessions = [call for verb, call in server.calls.seen if verb == "ClearCache"]
-        assert len(sessions) == 3
+    with subprocess.Popen(shard.command, env=shard.environment, stdin=subprocess.PIPE) as process:
+        try:
+            with (
+                connected(address, patience_s=PATIENCE_S, max_batch_size=8) as model,
+                driving(model) as engine,
+            ):
+                under_load(engine, [vanish, vanish])
+        finally:
+            process.kill()
 
 
 def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from itertools import accumulate
 
 import pytest
 
-from model_server.config import ServeConfig
 from model_server.supervisor import (
     FIRST_PAUSE_S,
     MOST_PAUSE_S,
@@ -22,7 +21,6 @@ from model_server.supervisor import (
     Supervisor,
     pause_after,
 )
-from options import OptionError
 from tests.model_server.served import running
 from tests.support.process import eventually
 
@@ -81,11 +79,3 @@ def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all(status: int)
     supervisor = Supervisor([group("a"), failing])
     assert supervisor.run() == REFUSED
     assert supervisor.processes == []
-
-
-def test_shards_that_start_together_are_not_put_on_one_gpu() -> None:
-    words = r"each of --shards \(2\) needs its own GPU; allowed: auto, cpu, cuda"
-    with pytest.raises(OptionError, match=words):
-        ServeConfig(device="cuda:1", shards=2)
-    addresses = ("a:1", "b:1")  # of machines that each have several GPUs
-    ServeConfig(device="cuda:1", shards=2, rank=1, addresses=addresses, rendezvous="a:2")

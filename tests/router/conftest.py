@@ -1,41 +1,22 @@
 """Real routers as processes on ports the system chose, before test upstreams."""
 
-import asyncio
+from __future__ import annotations
+
 import json
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pytest
 import requests
 
-from tests.router.farm import TIMEOUT_S, Farm, ScriptedUpstream
 from tests.support.forked import Forked
-from tests.support.process import Server
-
-T = TypeVar("T")
-
-
-def until(condition: Callable[[], T | None], what: str, timeout_s: float = TIMEOUT_S) -> T:
-    """Polls for a state of another process; fails, naming it, when it does not come."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
-
-
-def raw_post(body: bytes, path: str = "/v1/completions") -> bytes:
-    """For a client that leaves or stops reading."""
-    head = f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+from tests.support.process import PATIENCE_S, Server, eventually
+from tests.support.upstream import ScriptedUpstream
 
 
 class RouterProcess:
@@ -51,7 +32,7 @@ class RouterProcess:
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
         self.process = Forked("router", ["--port=0", *args], env, Path(self._log.name))
         try:
-            self.port = until(lambda: self.logged("listening"), "a listening router")[0]["port"]
+            self.port = eventually(lambda: self.logged("listening"), "a router")[0]["port"]
         except BaseException:
             self.close()
             raise
@@ -65,19 +46,17 @@ class RouterProcess:
         lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["message"] == event]
 
-    def probed(self) -> "RouterProcess":
-        until(lambda: self.get("/health").status_code == 200, "health")
+    def probed(self) -> RouterProcess:
+        eventually(lambda: self.get("/health").status_code == 200, "health")
         return self
 
     def post(self, path: str = "/v1/completions", **kwargs: Any) -> requests.Response:
-        kwargs.setdefault("json", {"model": "m", "prompt": "x"})
-        kwargs.setdefault("timeout", TIMEOUT_S)
-        if "data" in kwargs:
-            kwargs.pop("json")
-        return requests.post(self.url + path, **kwargs)
+        if "data" not in kwargs:
+            kwargs.setdefault("json", {"model": "m", "prompt": "x"})
+        return requests.post(self.url + path, timeout=PATIENCE_S, **kwargs)
 
     def get(self, path: str, **kwargs: Any) -> requests.Response:
-        return requests.get(self.url + path, timeout=TIMEOUT_S, **kwargs)
+        return requests.get(self.url + path, timeout=PATIENCE_S, **kwargs)
 
     def streaming(self) -> requests.Response:
         """A stream of which the first event has come."""
@@ -89,7 +68,7 @@ class RouterProcess:
         """Changes the upstreams; returns the status."""
         address, asked = f"{self.url}/upstreams{path}", {"url": url, **body}
         return requests.request(
-            method, address, json=asked, headers=self._admin, timeout=TIMEOUT_S
+            method, address, json=asked, headers=self._admin, timeout=PATIENCE_S
         ).status_code
 
     def upstreams(self) -> dict[str, Any]:
@@ -123,39 +102,17 @@ class RouterProcess:
         self._log.close()
 
 
-class Net:
-    """Makes upstreams in this process and routers before them, which end with it."""
-
-    def __init__(self, farm: Farm, stack: ExitStack) -> None:
-        self._farm = farm
-        self._stack = stack
-        self._made: list[ScriptedUpstream] = []
-        stack.callback(lambda: farm.run(self._stopped()))
-        self.release = farm.release
-
-    async def _stopped(self) -> None:
-        await asyncio.gather(*(upstream.stop() for upstream in self._made))
+class Net(ExitStack):
+    """Makes upstreams and routers before them, which end with it."""
 
     def upstream(self, *models: str, **behaviour: Any) -> ScriptedUpstream:
-        """`models`: `m` if there are none."""
-        made = ScriptedUpstream({"models": models or ["m"], **behaviour})
-        self._made.append(made)
-        self.start(made)
-        return made
-
-    def start(self, upstream: ScriptedUpstream) -> None:
-        self._farm.run(upstream.start())
-
-    def stop(self, upstream: ScriptedUpstream) -> None:
-        self._farm.run(upstream.stop())
+        return self.enter_context(closing(ScriptedUpstream(*models, **behaviour).start()))
 
     def starting(
         self, *upstreams: ScriptedUpstream | Server | str, **options: Any
     ) -> RouterProcess:
         """A router that may not have probed its upstreams."""
-        router = RouterProcess(*upstreams, **options)
-        self._stack.callback(router.close)
-        return router
+        return self.enter_context(closing(RouterProcess(*upstreams, **options)))
 
     def router(self, *upstreams: ScriptedUpstream | Server | str, **options: Any) -> RouterProcess:
         return self.starting(*upstreams, **options).probed()
@@ -166,23 +123,15 @@ class Pair(NamedTuple):
     upstream: ScriptedUpstream
 
 
-@pytest.fixture(scope="session")
-def farm() -> Iterator[Farm]:
-    farm = Farm()
-    yield farm
-    farm.close()
-
-
 @pytest.fixture
-def net(farm: Farm) -> Iterator[Net]:
-    with ExitStack() as stack:
-        yield Net(farm, stack)
+def net() -> Iterator[Net]:
+    with Net() as net:
+        yield net
 
 
 @pytest.fixture(scope="session")
-def shared(farm: Farm) -> Iterator[Pair]:
+def shared() -> Iterator[Pair]:
     """One router with one upstream, for tests that leave no trace."""
-    with ExitStack() as stack:
-        net = Net(farm, stack)
+    with Net() as net:
         upstream = net.upstream()
         yield Pair(net.router(upstream, max_connect_per_upstream=64), upstream)

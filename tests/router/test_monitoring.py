@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -18,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.router.conftest import Net
-from tests.router.farm import Farm
 from tests.router.test_deploy import DEPLOY, KUBERNETES
 from tests.support.dialects import TGI, ask
 from tests.support.process import eventually
@@ -53,7 +51,7 @@ def selectors(expression: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def series(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Series:
+def series(tmp_path_factory: pytest.TempPathFactory) -> Series:
     """The labels of each metric's series."""
     found: Series = {}
     folder = tmp_path_factory.mktemp("jobs")
@@ -62,8 +60,7 @@ def series(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Series:
         assert server.get("/v1/batches").status_code == 200
         eventually(lambda: b"eb_batch_lines" in server.get("/metrics").data, "figures of the store")
         texts = [server.get("/metrics").get_data(as_text=True)]
-    with ExitStack() as stack:
-        net = Net(farm, stack)
+    with Net() as net:
         texts.append(net.router(net.upstream("embedded")).get("/metrics").text)
     for text in texts:
         for family in text_string_to_metric_families(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 from huggingface_hub import InferenceClient
@@ -19,7 +19,14 @@ FINAL = ("completed", "failed", "expired", "cancelled")
 Json = dict[str, Any]
 
 
-def official(server: Server, **options: Any) -> OpenAI:
+class Addressed(Protocol):
+    """A server or a router."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def official(server: Addressed, **options: Any) -> OpenAI:
     """Keeps no connection, as its server may be killed."""
     client = OpenAI(
         base_url=f"{server.url}/v1",

@@ -26,12 +26,16 @@ HASH_APP = "tests.support.hash_app:make_app()"
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 
-def eventually(holds: Callable[[], bool], what: str = "what is awaited") -> None:
-    """Polls until it holds; a deadline, not a sleep, decides."""
+T = TypeVar("T")
+
+
+def eventually(holds: Callable[[], T | None], what: str = "what is awaited") -> T:
+    """Polls until it holds, and returns what does; a deadline, not a sleep, decides."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {what}"
         time.sleep(0.01)
+    return found
 
 
 class Closable(Protocol):

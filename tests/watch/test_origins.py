@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import requests
 from playwright.sync_api import Page
 
-from tests.router.farm import Farm, ScriptedUpstream
 from tests.support.hash_app import STEP_S
 from tests.support.process import PATIENCE_S, Server, eventually, serving
+from tests.support.upstream import ScriptedUpstream
 from tests.watch.conftest import EVIL, KEY
 
 
@@ -19,12 +20,9 @@ def stranger() -> Iterator[ScriptedUpstream]:
     """A server that any page may read, and what it receives."""
     allowed = {f"Access-Control-Allow-{name}": "*" for name in ("Origin", "Methods")}
     allowed["Access-Control-Allow-Headers"] = "authorization"
-    farm = Farm()
-    stranger = ScriptedUpstream({"headers": {"Content-Type": "text/html", **allowed}, "raw": ""})
-    farm.run(stranger.start())
-    yield stranger
-    farm.run(stranger.stop())
-    farm.close()
+    headers = {"Content-Type": "text/html", **allowed}
+    with closing(ScriptedUpstream(headers=headers, raw="").start()) as stranger:
+        yield stranger
 
 
 @pytest.fixture(scope="module")

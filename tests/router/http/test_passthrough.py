@@ -10,7 +10,8 @@ import requests
 import urllib3
 
 from tests.router.conftest import Net, Pair
-from tests.router.farm import TIMEOUT_S
+from tests.support.official import official
+from tests.support.process import PATIENCE_S
 
 EVENTS = b'data: {"text": "a"}\n\ndata: [DONE]\n\n'
 ODD_BODY = '{"model" : "m",\n "prompt":"\\u00e9 é 🚀", "n": 1.0, "n": 2 , "x":[ ]}'.encode()
@@ -22,10 +23,9 @@ PATHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_bodies_and_paths_pass_byte_for_byte(shared: Pair, path: str) -> None:
+def test_bodies_and_paths_pass_byte_for_byte(shared: Pair) -> None:
     large = json.dumps({"model": "m", "prompt": [*range(300_000)]}).encode()
-    for body in (ODD_BODY, large) if path == PATHS[0] else (ODD_BODY,):
+    for path, body in [(PATHS[0], large), *((path, ODD_BODY) for path in PATHS)]:
         answer = shared.router.post(path, data=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200
         assert (shared.upstream.bodies[-1], shared.upstream.paths[-1]) == (body, path)
@@ -62,24 +62,18 @@ def test_a_compressed_stream_that_breaks_is_cut_and_no_text_is_put_into_it(share
 
 
 @pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
-def test_a_stream_passes_byte_for_byte(shared: Pair, end: str) -> None:
-    ask = {"model": "m", "stream": True, "behave": {"separator": end}}
-    address = f"{shared.upstream.url}/v1/completions"
-    routed = shared.router.post(json=ask)
-    assert routed.content == requests.post(address, json=ask, timeout=TIMEOUT_S).content
-    assert routed.headers["Content-Type"] == "text/event-stream"
-
-
-def test_events_come_while_the_upstream_still_works(net: Net) -> None:
-    upstream = net.upstream(hold_after=2)
-    router = net.router(upstream)
-    with router.post(json={"model": "m", "stream": True}, stream=True) as answer:
-        lines = answer.iter_lines()
-        first = [next(lines) for _ in range(3)]
-        assert b"w0" in first[0]
-        assert b"w1" in first[2]
-        net.release(upstream)
-        assert [line for line in lines if line][-1] == b"data: [DONE]"
+def test_a_stream_passes_byte_for_byte_while_the_upstream_still_works(net: Net, end: str) -> None:
+    upstream = net.upstream(hold_after=2, separator=end)
+    ask = {"model": "m", "stream": True}
+    with net.router(upstream).post(json=ask, stream=True) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        came = answer.raw.read(8)
+        while not came.endswith(end.encode()) or came.count(b"data: ") < 2:
+            came += answer.raw.read(1)
+        upstream.release()
+        came += answer.raw.read()
+    address = f"{upstream.url}/v1/completions"
+    assert came == requests.post(address, json=ask, timeout=PATIENCE_S).content
 
 
 def test_the_request_id_is_the_clients_where_it_is_sane_and_new_otherwise(shared: Pair) -> None:
@@ -98,63 +92,52 @@ OURS = {"error"}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says", "keys"),
+    ("path", "body", "status", "keys"),
     [
-        ("/v1/completions", b"{", 400, "not valid JSON", OPENAIS),
-        ("/v1/completions", b"[1]", 400, "must be a JSON object", OPENAIS),
-        ("/v1/completions", b"[" * 100_000, 400, "must be a JSON object", OPENAIS),
-        ("/v1/completions", b'{"prompt": ' + b"[" * 100_000, 400, "not valid JSON", OPENAIS),
-        ("/v1/completions", b"\xff\xfe", 400, "not valid JSON", OPENAIS),
-        ("/v1/completions", b"", 400, "not valid JSON", OPENAIS),
-        ("/v1/completions", b'{"model": 5}', 400, "'model' must be a string", OPENAIS),
-        ("/v1/completions", b'{"model": "n"}', 422, "all available models: m.", OPENAIS),
-        ("/generate", b"{", 400, "not valid JSON", TGIS),
-        ("/inference", b"{", 400, "not valid JSON", OURS),
-        ("/tokenize", b'{"model": "n", "inputs": "x"}', 422, "available models: m", TGIS),
-        ("/tokenize", b'{"model": "n"}', 422, "available models: m", TGIS),
-        ("/tokenize", b'{"model": "n", "prompt": "x"}', 422, "available models: m", OPENAIS),
-        ("/tokenize", b'{"model": "n", "messages": []}', 422, "available models: m", OPENAIS),
-        ("/detokenize", b'{"model": "n", "tokens": [1]}', 422, "available models: m", OPENAIS),
-        ("/chat_tokenize", b'{"model": "n", "messages": []}', 422, "available models: m", TGIS),
         *(
-            (path, b'{"model": "m"}', 400, "'..'", OPENAIS)
+            ("/v1/completions", body, 400, OPENAIS)
+            for body in (
+                b"{", b"[1]", b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b"\xff\xfe", b"",
+                b'{"model": 5}',
+            )
+        ),
+        ("/v1/completions", b'{"model": "n"}', 422, OPENAIS),
+        ("/generate", b"{", 400, TGIS),
+        ("/inference", b"{", 400, OURS),
+        ("/tokenize", b'{"model": "n", "inputs": "x"}', 422, TGIS),
+        ("/tokenize", b'{"model": "n", "prompt": "x"}', 422, OPENAIS),
+        ("/detokenize", b'{"model": "n", "tokens": [1]}', 422, OPENAIS),
+        ("/chat_tokenize", b'{"model": "n", "messages": []}', 422, TGIS),
+        *(
+            (path, b'{"model": "m"}', 400, OPENAIS)
             for path in ("/v1/%2e%2e/x", "/v1/../x", "/v1/.%2E%2fx", "/v1/a%5c..%5Cx", "/v1/.")
         ),
-        ("/%2e%2e", b'{"model": "m"}', 400, "'..'", OPENAIS),
-        ("/nope", b"{}", 404, "There is no POST", OPENAIS),
+        ("/nope", b"{}", 404, OPENAIS),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_reaches_no_upstream_and_gets_an_error_in_the_shape_of_its_api(
-    shared: Pair, path: str, body: bytes, status: int, says: str, keys: set[str]
+    shared: Pair, path: str, body: bytes, status: int, keys: set[str]
 ) -> None:
     before = len(shared.upstream.bodies)
-    connection = http.client.HTTPConnection("127.0.0.1", shared.router.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", shared.router.port, timeout=PATIENCE_S)
     connection.request("POST", path, body)  # other clients would resolve the path
     answer = connection.getresponse()
     told = json.loads(answer.read())
     connection.close()
     assert answer.status == status
-    assert says in str(told)
     assert set(told["error"] if keys is OPENAIS else told) == keys
+    assert status != 422 or "all available models: m." in str(told)
     assert (answer.headers["X-Request-Id"] or "").startswith("req-")
     assert len(shared.upstream.bodies) == before
 
 
-@pytest.mark.parametrize("name", ["tgi", "dummy"])
-def test_the_names_that_tgis_clients_send_mean_the_only_model(shared: Pair, name: str) -> None:
-    assert shared.router.post(json={"model": name}).ok
-
-
-def test_models_are_the_union_and_can_be_asked_for_one_by_one(net: Net) -> None:
+def test_models_are_the_union_and_can_be_asked_for_one_by_one(net: Net, shared: Pair) -> None:
     first, second = net.upstream("a", "org/b"), net.upstream("a", "c")
     router = net.router(first, second)
     listed = router.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [m["id"] for m in listed["data"]] == ["a", "org/b", "c"]
     assert router.get("/v1/models/org/b").json()["id"] == "org/b"
-    missing = router.get("/v1/models/x")
-    assert missing.status_code == 404
-    assert missing.json()["error"]["code"] == "model_not_found"
     # Paths whose clients name no model need one that is unmistakable.
     unnamed = router.post("/generate", json={"inputs": "x"})
     assert unnamed.status_code == 422
@@ -163,22 +146,19 @@ def test_models_are_the_union_and_can_be_asked_for_one_by_one(net: Net) -> None:
         asked = router.post("/generate", json={"inputs": "x"}, headers={"X-Model": model})
         assert asked.headers["X-Upstream-Origin"] == upstream.url
     assert net.router(first, default_model="org/b").post("/generate", json={}).ok
+    assert all(shared.router.post(json={"model": name}).ok for name in ("tgi", "dummy"))
 
 
 def test_refusals_and_broken_streams_are_the_official_clients_own_exceptions(shared: Pair) -> None:
-    url = f"{shared.router.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="sk-1", max_retries=0) as client:
-        with pytest.raises(openai.UnprocessableEntityError, match="all available models: m"):
-            client.completions.create(model="none", prompt="hi")
-        with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("none")
-        assert client.models.retrieve("m").id == "m"
-        how: dict[str, object] = {"behave": {"status": 400}}
-        with pytest.raises(openai.BadRequestError):
-            client.completions.create(model="m", prompt="hi", extra_body=how)
-        how = {"behave": {"cut_after": 2}}
-        stream = client.completions.create(model="m", prompt="hi", stream=True, extra_body=how)
-        got: list[str] = []
-        with pytest.raises(openai.APIError, match="failed"):
-            got.extend(e.choices[0].text for e in stream)
-        assert got == [" w0", " w1"], "no short answer"
+    client = official(shared.router)
+    with pytest.raises(openai.UnprocessableEntityError, match="all available models: m"):
+        client.completions.create(model="none", prompt="hi")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("none")
+    assert client.models.retrieve("m").id == "m"
+    how: dict[str, object] = {"behave": {"cut_after": 2}}
+    stream = client.completions.create(model="m", prompt="hi", stream=True, extra_body=how)
+    got: list[str] = []
+    with pytest.raises(openai.APIError, match="failed"):
+        got.extend(event.choices[0].text for event in stream)
+    assert got == [" w0", " w1"], "no short answer"

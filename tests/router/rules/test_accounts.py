@@ -21,15 +21,6 @@ def succeeding(breaker: Breaker, times: int, now: float) -> None:
         breaker.success(breaker.sent(now), now)
 
 
-def test_a_server_that_dies_after_a_long_good_time_is_left_after_ten_failures() -> None:
-    breaker = Breaker(open_s=5)
-    succeeding(breaker, 10_000, 0.0)
-    failing(breaker, REMEMBERED // 2 - 1, 1.0)
-    assert breaker.admits(1.0)
-    failing(breaker, 1, 1.0)
-    assert not breaker.admits(1.0)
-
-
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 30)), max_size=60))
 def test_it_opens_exactly_when_the_recent_rate_exceeds_the_limit(
     events: list[tuple[bool, float]],

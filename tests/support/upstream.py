@@ -1,10 +1,14 @@
-"""The tests' own inference server: HTTP over real sockets, its behaviour set from outside.
+"""An inference server that does what a test says: HTTP over real sockets, its behaviour set from
+outside.
 
-`Farm` runs many on an event loop in a thread of this process. As a command this is one in a process
+Any number run on one event loop in a thread of this process. As a command this is one in a process
 of its own, which can be killed and frozen."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import multiprocessing
@@ -16,11 +20,23 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from tests.support.process import PATIENCE_S
+
 EVENTS = 5
-TIMEOUT_S = 60
-SILENT = logging.getLogger("tests.router.farm")  # aborted connections are the purpose here
+SILENT = logging.getLogger(__name__)  # aborted connections are the purpose here
 SILENT.disabled = True
 T = TypeVar("T")
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result(PATIENCE_S)
 
 
 def listening_socket(port: int = 0) -> socket.socket:
@@ -39,8 +55,9 @@ class ScriptedUpstream:
     (body, as Latin-1), said (all that is sent, as Latin-1, HTTP or not; `said_to` one method
     alone), stalls (`said` has no end)."""
 
-    def __init__(self, behaviour: dict[str, Any], port: int = 0) -> None:
-        self.behaviour: dict[str, Any] = {"models": ["m"], **behaviour}
+    def __init__(self, *models: str, port: int = 0, **behaviour: Any) -> None:
+        """`models`: `m` if there are none."""
+        self.behaviour: dict[str, Any] = {"models": models or ["m"], **behaviour}
         self.port = port
         self.gate = asyncio.Event()
         self.current = self.cancelled = 0
@@ -56,7 +73,20 @@ class ScriptedUpstream:
     def behave(self, **behaviour: Any) -> None:
         self.behaviour = {**self.behaviour, **behaviour}
 
-    async def start(self) -> None:
+    def start(self) -> ScriptedUpstream:
+        _run(self._start())
+        return self
+
+    def release(self) -> None:
+        """Ends what waits at it."""
+        _loop().call_soon_threadsafe(self.gate.set)
+
+    def close(self) -> None:
+        if self.runner is not None:
+            _run(self.runner.cleanup())
+            self.runner = None
+
+    async def _start(self) -> None:
         app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{path:.*}", self.handle)
         self.runner = web.AppRunner(
@@ -66,11 +96,6 @@ class ScriptedUpstream:
         sock = listening_socket(self.port)
         self.port = sock.getsockname()[1]
         await web.SockSite(self.runner, sock).start()
-
-    async def stop(self) -> None:
-        if self.runner is not None:
-            await self.runner.cleanup()
-            self.runner = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         how = self.behaviour
@@ -137,7 +162,7 @@ class ScriptedUpstream:
             await response.write(b'{"half": ')
             return self.abort(request)
         text = "".join(f" w{i}" for i in range(how.get("events", EVENTS)))
-        shown = self.shown(request, body, "message", text) | {"usage": {"total_tokens": 6}}
+        shown = self.shown(body, text) | {"usage": {"total_tokens": 6}}
         raw = how["raw"].encode("latin-1") if "raw" in how else json.dumps(shown).encode()
         headers = {"Content-Type": "application/json", **how.get("headers", {})}
         return web.Response(body=raw, status=status, headers=headers)
@@ -155,23 +180,18 @@ class ScriptedUpstream:
             if i == how.get("cut_after"):
                 await response.write(b'data: {"unfinished":')
                 return self.abort(request)
-            event = self.shown(request, body, "delta", f" w{i}")
+            event = self.shown(body, f" w{i}")
             await response.write(f"data: {json.dumps(event)}{end}".encode())
             await asyncio.sleep(how.get("interval", 0))
         await response.write(f"data: [DONE]{end}".encode())
         return response
 
     @staticmethod
-    def shown(request: web.Request, body: dict[str, Any], part: str, text: str) -> dict[str, Any]:
-        """A completion's or a chat's object, or one of its chunks."""
-        said: dict[str, Any] = {"text": text}
-        kind = "text_completion"
-        if request.path.endswith("chat/completions"):
-            said = {part: {"role": "assistant", "content": text}}
-            kind = "chat.completion" + (".chunk" if part == "delta" else "")
-        choices = [{"index": 0, "finish_reason": "stop" if part == "message" else None, **said}]
-        fixed = {"id": "cmpl-1", "object": kind, "created": 1}
-        return {**fixed, "model": body.get("model", ""), "choices": choices}
+    def shown(body: dict[str, Any], text: str) -> dict[str, Any]:
+        """A completion's object, or one of its chunks."""
+        choice = {"index": 0, "finish_reason": None if body.get("stream") else "stop", "text": text}
+        fixed = {"id": "cmpl-1", "object": "text_completion", "created": 1}
+        return {**fixed, "model": body.get("model", ""), "choices": [choice]}
 
     @staticmethod
     def abort(request: web.Request) -> web.StreamResponse:
@@ -180,35 +200,9 @@ class ScriptedUpstream:
         raise ConnectionResetError
 
 
-class Farm:
-    """Upstreams on an event loop in a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
-
-    def release(self, upstream: ScriptedUpstream) -> None:
-        """Ends what waits at it."""
-        self._loop.call_soon_threadsafe(upstream.gate.set)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def main(port: int, behaviour: dict[str, Any]) -> None:
-    await ScriptedUpstream(behaviour, port).start()
+if __name__ == "__main__":
+    ScriptedUpstream(port=int(sys.argv[1]), **json.loads(sys.argv[2])).start()
     print("started", flush=True)
     parent = multiprocessing.parent_process()
     assert parent is not None, "run by tests.support.forked"
-    # no orphan survives a killed test run
-    await asyncio.get_running_loop().run_in_executor(None, parent.join)
-
-
-if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), json.loads(sys.argv[2])))
+    parent.join()  # no orphan survives a killed test run
