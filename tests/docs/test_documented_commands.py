@@ -67,6 +67,7 @@ def documented() -> Iterator[tuple[str, bool, list[str]]]:
     for page in PAGES:
         name, text = str(page.relative_to(ROOT)), page.read_text()
         for _, language, body in FENCED.findall(text):
+            assert language, f"{name}: a block that names no language: {body[:60]}"
             if language in ("sh", "bash"):
                 needs = NEEDS.match(body)
                 assert needs is None or set(needs[1].split(", ")) <= ABSENT, (name, body)
@@ -127,31 +128,28 @@ def module(name: str, args: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> N
         found.main()
 
 
+def exist(args: Sequence[str]) -> None:
+    for word in args:
+        assert not word.startswith("tests") or (ROOT / word).exists(), word
+
+
 def ask(args: Sequence[str]) -> None:
     """The options of curl that the pages use."""
-    parser = argparse.ArgumentParser("curl", allow_abbrev=False)
-    for option in ("-s", "-i", "-N"):
-        parser.add_argument(option, action="store_true")
-    parser.add_argument("-H", action="append")
-    parser.add_argument("-X")
-    parser.add_argument("-d")
-    parser.add_argument("url")
-    asked = parser.parse_args(args)
-    method = asked.X or ("GET" if asked.d is None else "POST")
-    url = asked.url if "://" in asked.url else f"http://{asked.url}"
+    words, given, url = iter(args), dict[str, str](), ""
+    for word in words:
+        if word in ("-H", "-X", "-d"):
+            given[word] = next(words)
+        elif word not in ("-s", "-i", "-N"):
+            assert not url.startswith("-"), word
+            url = word if "://" in word else f"http://{word}"
+    method = given.get("-X") or ("POST" if "-d" in given else "GET")
     path = method, urlsplit(url).path
     if path in ROUTERS_OWN:
-        json.loads(asked.d or "{}")
-    elif asked.d is None:
+        json.loads(given.get("-d", "{}"))
+    elif "-d" not in given:
         assert path in OPERATIONS
     else:
-        TypeAdapter(OPERATIONS[path].body).validate_json(asked.d)
-
-
-def test_every_fenced_block_says_its_language() -> None:
-    for page in PAGES:
-        for _, language, body in FENCED.findall(page.read_text()):
-            assert language, f"{page.name}: {body[:60]}"
+        TypeAdapter(OPERATIONS[path].body).validate_json(given["-d"])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def run(
     known: Mapping[str, Callable[[], None]] = {
         "server.sh": lambda: serve(args, environ),
         "compare.sh": lambda: compare(args),
-        "test.sh": lambda: _exist(args),
+        "test.sh": lambda: exist(args),
         "curl": lambda: ask(args),
     }
     match Path(program).name, args:
@@ -200,8 +198,3 @@ def run(
             known[name]()
         case name, _:
             assert marked or name in EVERYWHERE, f"neither checked nor marked: {name}"
-
-
-def _exist(args: Sequence[str]) -> None:
-    for word in args:
-        assert not word.startswith("tests") or (ROOT / word).exists(), word

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,6 @@ import pytest
 
 from batching import BatchingManager
 from engine.inference import Inference
-from engine.speculation import Speculation
 from model_server.__main__ import named
 from model_server.remote.life import (
     NotYetError,
@@ -19,17 +20,17 @@ from model_server.remote.life import (
     begin,
     reachable,
 )
+from model_server.remote.model import RemoteModel
 from model_server.remote.session import ShardsDivergedError
 from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
-from requested import Constraint, Sampling
+from requested import Sampling
 from seams import DeviceMemoryError, ModelLostError, Opening, Step
 from tests.batching.modes import MODES, Mode
 from tests.batching.virtual import Books, drive
-from tests.model_server.served import connected, served, stub, unix
-from tests.scheduling.law import Law
+from tests.model_server.served import Served, connected, served, stub, unix
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference, reference_logprob
 from tests.support.process import eventually, free_port
@@ -38,16 +39,9 @@ WORK = [(list(range(1, 2 + 3 * n)), 3 + n, n % 3) for n in range(6)]
 ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, seed in WORK]
 
 
-def run(  # type: ignore[no-untyped-def]
-    model, mode: Mode, work=ASKED, speculate: int = 0
-) -> list[Inference]:
+def run(model, mode: Mode, work) -> list[Inference]:  # type: ignore[no-untyped-def]
     manager = BatchingManager(
-        mode.policy(0.0),
-        Books(),
-        max_batch_size=4,
-        max_waiting=100,
-        lookahead=1,
-        speculation=Speculation(speculate, Law(known=False)) if speculate else None,
+        mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=1
     )
     manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]
@@ -57,24 +51,6 @@ def run(  # type: ignore[no-untyped-def]
     drive(manager, mode.lay_out, lambda: 0.0)
     assert manager.memory.used == 0
     return inferences
-
-
-@pytest.mark.parametrize("constraint", [None, Constraint("regex", ".*")], ids=["free", "forced"])
-def test_drafts_are_made_there_and_change_no_token(
-    constraint: Constraint | None, tmp_path: Path
-) -> None:
-    work = [(prompt, n, replace(sampling, constraint=constraint)) for prompt, n, sampling in ASKED]
-    with (
-        served(HashModel(block_tokens=4), unix(tmp_path)) as server,
-        connected(server.address) as model,
-    ):
-        done = run(model, MODES[3], work, speculate=3)
-    for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
-        assert inference.ids == prompt + reference(prompt, tokens, seed)
-        assert len(inference.logprobs) == tokens
-    if constraint is None:  # few tokens are drafted where many are forced
-        assert sum(inference.accepted_drafts for inference in done) > 0
-        assert sum(inference.rejected_drafts for inference in done) > 0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -138,48 +114,46 @@ def test_a_model_that_fails_fails_as_if_it_were_here(fault, error, tmp_path: Pat
         assert bool(server.failures) == (error is ModelLostError)  # only then does its process end
 
 
+@contextmanager
+def two_ranks(
+    folder: Path, *models: HashModel
+) -> Iterator[tuple[RemoteModel, list[Served], list[str]]]:
+    addresses = [unix(folder, f"rank-{rank}") for rank in range(2)]
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(served(model, address, addresses=addresses))
+            for model, address in zip(models, addresses, strict=True)
+        ]
+        yield stack.enter_context(connected(addresses[0])), servers, addresses
+
+
 def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path) -> None:
-    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
     shard = HashModel(budget=80)
     shard.info = replace(shard.info, unused_gpu="why")
-    with (
-        served(HashModel(budget=100), addresses[0], addresses=addresses) as first,
-        served(shard, addresses[1], addresses=addresses) as second,
-        connected(addresses[0]) as model,
-    ):
+    with two_ranks(tmp_path, HashModel(budget=100), shard) as (model, servers, addresses):
         assert model.num_blocks == 80  # what all of them have
         assert (model.info.shards, model.info.batch_invariant) == (2, True)
         assert model.info.unused_gpu == f"rank 1 ({addresses[1]}): why"
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
-        assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
+        first, second = (server.calls.take() for server in servers)
+        assert first == [("ServiceDiscovery", wire.Nothing()), *second]
 
 
 def test_ranks_that_draw_different_tokens_are_an_error_with_a_name(tmp_path: Path) -> None:
-    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
     astray = HashModel(vocab_size=257)
-    with (
-        served(HashModel(), addresses[0], addresses=addresses),
-        served(astray, addresses[1], addresses=addresses),
-        connected(addresses[0]) as model,
-    ):
+    with two_ranks(tmp_path, HashModel(), astray) as (model, _, _):
         astray.vocab_size = 2  # its tokens are other ones from here on
         with pytest.raises(ShardsDivergedError, match="the ranks drew different tokens"):
             one_step(model)
 
 
 def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -> None:
-    """The other ranks would wait in a collective for it."""
-    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
-    with (
-        served(HashModel(), addresses[0], addresses=addresses) as first,
-        served(HashModel(fail_on={1}), addresses[1], addresses=addresses) as second,
-        connected(addresses[0]) as model,
-    ):
+    """The other ranks would wait in a collective for it, and end to be restarted with it."""
+    with two_ranks(tmp_path, HashModel(), HashModel(fail_on={1})) as (model, servers, _):
         with pytest.raises(ModelLostError, match=r"rank 1 .* fails on request"):
             one_step(model)
-        assert second.failures
-        eventually(lambda: bool(first.failures), "the first ends, to be restarted with the second")
-        assert first.failures == ["another shard was lost, and this one is useless without it"]
+        for server in servers:
+            eventually(lambda own=server: own.failures, "its end")  # type: ignore[misc]
 
 
 def test_a_model_serves_one_server_at_a_time(tmp_path: Path) -> None:
@@ -216,17 +190,13 @@ def test_calls_are_executed_in_the_order_of_their_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"model": "gpt2"}, "--model hash, this server with --model gpt2"),
-        ({"mode": "static"}, "--mode dynamic, this server with --mode static"),
-        ({"max_batch_size": 65}, r"--max-batch-size 65 is more than .*64"),
-    ],
+    "asked", [{"model": "gpt2"}, {"mode": "static"}, {"max_batch_size": 65}], ids=str
 )
-def test_a_server_and_a_model_server_that_do_not_match_say_so(asked, message, tmp_path) -> None:
+def test_a_server_and_a_model_server_that_do_not_match_say_so(asked, tmp_path) -> None:
+    (value,) = asked.values()
     with (
         served(HashModel(), unix(tmp_path)) as server,
-        pytest.raises(RemoteModelError, match=message),
+        pytest.raises(RemoteModelError, match=f"{value}"),
         connected(server.address, **asked),
     ):
         pass
@@ -236,13 +206,9 @@ def test_a_folder_has_the_name_that_the_server_gives_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is its whole path: `app.py` runs in another folder than it was started in."""
-    for name in ("my-gpt2", "embedded"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "my-gpt2").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert [named(name) for name in ("./my-gpt2", "embedded")] == [
-        str(tmp_path / "my-gpt2"),
-        "embedded",
-    ]
+    assert [named("./my-gpt2"), named("gpt3")] == [str(tmp_path / "my-gpt2"), "gpt3"]
 
 
 def test_a_network_address_needs_a_secret() -> None:

@@ -16,7 +16,7 @@ from generate.modes import MODES
 from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
 from requested import Constraint, Sampling, TokenLogprobs
-from seams import Model, Opening, Step
+from seams import Model
 from serving.config import Config
 from tests.bare import Bare
 from tests.launcher.test_launcher import ended
@@ -46,17 +46,10 @@ def remote(group: tuple[str, int]) -> Iterator[RemoteModel]:
 
 
 def generate(model: Model, sampling: Sampling) -> tuple[list[int], list[TokenLogprobs]]:
-    blocks = range(-(-(len(PROMPT) + TOKENS) // model.block_tokens))
-    model.open([Opening(0, PROMPT, len(PROMPT), sampling)])
-    ids, scores = list[int](), list[TokenLogprobs]()
-    start, tokens = 0, len(PROMPT)
-    while len(ids) < TOKENS:
-        step = Step(0, start, tokens, True, () if start else blocks)
-        outcome = model.start([step], ()).result()
-        ids += outcome.tokens[0]
-        scores += outcome.logprobs[0]
-        start, tokens = len(PROMPT) + len(ids) - 1, 1
-    return ids, scores
+    bare = Bare(model, MODES["dynamic"].lay_out)
+    (row,) = bare.open([PROMPT], TOKENS, [sampling])
+    scores = [score for _ in range(TOKENS) for score in bare.advance([row]).logprobs[0]]
+    return row.ids, scores
 
 
 def test_two_shards_give_the_logits_and_the_tokens_of_one(remote: RemoteModel) -> None:

@@ -85,10 +85,3 @@ def test_an_outcome_arrives_as_it_was_sent(tokens, logprobs, prompt_logprobs, dr
     assert messages.read_outcome(wire.Outcome.FromString(sent)) == outcome
     other = messages.outcome(outcome, rank=1)  # all but the first send a digest alone
     assert (other.digest, len(other.tokens)) == (wire.Outcome.FromString(sent).digest, 0)
-
-
-@given(st.lists(st.lists(ids, max_size=3), max_size=4), st.lists(st.lists(ids, max_size=3)))
-def test_only_the_same_tokens_of_the_same_rows_have_a_digest_in_common(
-    a: list[list[int]], b: list[list[int]]
-) -> None:
-    assert (messages.digest_of(a) == messages.digest_of(b)) == (a == b)

@@ -48,12 +48,11 @@ def listening_socket(port: int = 0) -> socket.socket:
 
 class ScriptedUpstream:
     """One OpenAI-like server. Behaviour keys, of which a request may send its own as `behave`:
-    models, models_delay, models_status, models_endless (a list without an end), health_status,
-    status, headers, delay, hold (wait for release before answering), events, interval, cut_after
-    (streams: abort after so many events), hold_after (streams: wait for release after so many),
-    drop ("before": abort unanswered, "body": abort half-way through the body), separator, raw
-    (body, as Latin-1), said (all that is sent, as Latin-1, HTTP or not; `said_to` one method
-    alone), stalls (`said` has no end)."""
+    models, probe_status, status, headers, delay, hold (wait for release before answering), events,
+    interval, cut_after (streams: abort after so many events), hold_after (streams: wait for release
+    after so many), drop ("before": abort unanswered, "body": abort half-way through the body),
+    separator, raw (body, as Latin-1), said (all that is sent, as Latin-1, HTTP or not; `said_to`
+    one method alone), stalls (`said` has no end)."""
 
     def __init__(self, *models: str, port: int = 0, **behaviour: Any) -> None:
         """`models`: `m` if there are none."""
@@ -101,14 +100,13 @@ class ScriptedUpstream:
         how = self.behaviour
         if "said" in how and how.get("said_to") in (None, request.method):
             return await self.say(request, how)
-        match request.path:
-            case "/v1/models":
-                return await self.models(request, how)
-            case "/health":
-                return web.Response(status=how.get("health_status", 200))
-            case "/behave":
-                self.behave(**await request.json())
-                return web.Response()
+        if request.method == "GET" and request.path in ("/v1/models", "/health"):
+            data = [{"id": model, "object": "model", "created": 1} for model in how["models"]]
+            listed = {"object": "list", "data": data}
+            return web.json_response(listed, status=how.get("probe_status", 200))
+        if request.path == "/behave":
+            self.behave(**await request.json())
+            return web.Response()
         raw = await request.read()
         body: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
@@ -133,17 +131,6 @@ class ScriptedUpstream:
             await self.gate.wait()
         request.transport.close()
         raise ConnectionResetError
-
-    async def models(self, request: web.Request, how: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(how.get("models_delay", 0))
-        if how.get("models_endless"):
-            response = web.StreamResponse(headers={"Content-Type": "application/json"})
-            await response.prepare(request)
-            while True:
-                await response.write(b" " * 65536)
-        data = [{"id": m, "object": "model", "created": 1} for m in how["models"]]
-        listed = {"object": "list", "data": data}
-        return web.json_response(listed, status=how.get("models_status", 200))
 
     async def answer(
         self, request: web.Request, body: dict[str, Any], how: dict[str, Any]

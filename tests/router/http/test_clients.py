@@ -122,31 +122,27 @@ def test_the_connection_that_has_waited_longest_for_its_client_goes_first() -> N
     async def check() -> None:
         arrived, go_on = asyncio.Event(), asyncio.Event()
 
-        async def answer(request: web.Request) -> web.Response:
+        async def answer(request: web.BaseRequest) -> web.Response:
             set_waiting(request, False)
             arrived.set()
             await go_on.wait()
-            set_waiting(request, True)
             return web.Response(text="done")
 
-        connections = Connections(web.Server(answer), 3, 60)
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(connections, "127.0.0.1", 0)
+        most_two = Connections(web.Server(answer), 2, 60)
+        listener = await asyncio.get_running_loop().create_server(most_two, "127.0.0.1", 0)
         address = listener.sockets[0].getsockname()
         async with asyncio.timeout(60):
             at_work = await asyncio.open_connection(*address)
             at_work[1].write(GET)
             await arrived.wait()
-            clients = [await asyncio.open_connection(*address) for _ in range(6)]
-            for reader, _ in clients[:4]:
-                with suppress(ConnectionResetError):
-                    assert await reader.read() == b""
+            longest, last = [await asyncio.open_connection(*address) for _ in range(2)]
+            with suppress(ConnectionResetError):
+                assert await longest[0].read() == b""
             go_on.set()
-            for _, writer in clients[4:]:
-                writer.write(GET)
-            for reader, _ in (at_work, *clients[4:]):
+            last[1].write(GET)
+            for reader, _ in (at_work, last):
                 assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200")
-            for _, writer in (at_work, *clients):
+            for _, writer in (at_work, longest, last):
                 writer.close()
         listener.close()
 
@@ -168,8 +164,7 @@ def test_a_page_that_rebinds_its_name_or_has_another_origin_reaches_nothing(shar
     assert len(shared.upstream.bodies) == before
 
 
-def test_an_upstream_sees_its_own_name_and_none_of_the_pages(net: Net) -> None:
-    """So a server accepts what the router sends if it has the name that the router knows it by."""
+def test_an_upstream_sees_its_own_name_and_nothing_of_allowed_pages(net: Net) -> None:
     upstream = net.upstream()
     named = f"localhost:{upstream.port}"
     router = net.router(f"http://{named}", cors_origin=PAGE, allow_hosts="front,.svc")
@@ -182,22 +177,9 @@ def test_an_upstream_sees_its_own_name_and_none_of_the_pages(net: Net) -> None:
         assert upstream.headers[-1]["host"] == named
         assert not {"origin", "sec-fetch-site"} & set(upstream.headers[-1])
     for origin, told in ((PAGE, PAGE), (f"http://{EVIL}", None)):
-        answer = router.get("/live", headers={"Origin": origin})
-        assert answer.headers.get("Access-Control-Allow-Origin") == told
-        assert answer.headers["Vary"] == "Origin"
+        asked = {"Origin": origin, "Access-Control-Request-Headers": "authorization"}
+        for method in ("OPTIONS", "POST"):  # a preflight, and what the page may read
+            address = f"{router.url}/v1/completions"
+            answer = requests.request(method, address, headers=asked, timeout=PATIENCE_S)
+            assert answer.headers.get("Access-Control-Allow-Origin") == told
     assert router.get("/live", headers={"Host": EVIL}).status_code == 403
-
-
-def test_a_star_lets_every_page_read_also_why_it_is_refused(net: Net, shared: Pair) -> None:
-    router = net.router(net.upstream(), cors_origin="*")
-    strange = {"Host": f"127.0.0.1:{router.port}", "Origin": f"http://{EVIL}"}
-    asked = {"Access-Control-Request-Headers": "authorization, x-stainless-os"}
-    address = f"{router.url}/v1/completions"
-    preflight = requests.options(address, headers=asked, timeout=PATIENCE_S)
-    assert "x-stainless-os" in preflight.headers["Access-Control-Allow-Headers"]
-    bodies: tuple[dict[str, object], ...] = ({"model": "none"}, {"model": "m", "stream": True})
-    answers = [router.post(headers=strange), *(router.post(json=body) for body in bodies)]
-    assert [answer.status_code for answer in (preflight, *answers)] == [204, 403, 422, 200]
-    for answer in answers:
-        assert answer.headers["Access-Control-Allow-Origin"] == "*"
-    assert "Access-Control-Allow-Origin" not in shared.router.post().headers

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
@@ -97,13 +96,8 @@ def test_a_job_goes_to_the_upstream_that_is_named(
 
 
 def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None:
-    client, big = official(router), b"x" * (3 * 2**20)
-    file = client.files.create(file=("big", big), purpose="batch")
-    assert client.files.content(file.id).read() == big
-    assert client.files.delete(file.id).deleted
-    with pytest.raises(openai.NotFoundError) as gone:
-        client.files.content(file.id)
-    assert gone.value.response.headers["X-Upstream-Origin"]
+    files, big = official(router).files, b"x" * (3 * 2**20)
+    assert files.content(files.create(file=("big", big), purpose="batch").id).read() == big
     with pytest.raises(openai.AuthenticationError):
         official(router, api_key="wrong").files.list()
 
@@ -147,7 +141,7 @@ def test_a_new_batch_goes_to_an_upstream_of_its_model(net: Net) -> None:
     asked = len(first.bodies)
     assert taken(router) == (400, "model_required")
     assert taken(router, **{"X-Model": "c"}) == (422, "model_not_found")
-    second.behave(models_status=500)
+    second.behave(probe_status=500)
     eventually(lambda: taken(router, **{"X-Model": "b"})[0] == 503, "503 for b")
     assert len(first.bodies) == asked
 
@@ -166,14 +160,14 @@ def made_at(router: RouterProcess, server: Server) -> str:
             return made.parse().id
 
 
-def test_a_conversation_stays_where_it_is_stored(
+def test_a_conversation_stays_where_it_is_stored_and_where_that_is_down_no_other_is_asked(
     router: RouterProcess, servers: list[Server], net: Net
 ) -> None:
-    ids = [made_at(router, server) for server in servers]
+    first, second = (made_at(router, server) for server in servers)
     restarted = net.router(*servers, upstream_api_key="up")
     for found in (router, restarted):
         responses = official(found).responses
-        for server, id in zip(servers, ids, strict=True):
+        for server, id in zip(servers, (first, second), strict=True):
             for _ in range(2):
                 again = responses.with_raw_response.create(previous_response_id=id, **FIELDS)
                 assert again.headers["X-Upstream-Origin"] == server.url
@@ -182,56 +176,26 @@ def test_a_conversation_stays_where_it_is_stored(
             )
             assert counted.input_tokens > 0
             assert responses.retrieve(id).id == id
-    official(restarted).responses.delete(ids[0])
-    with pytest.raises(openai.NotFoundError):
-        official(router).responses.retrieve(ids[0])
-
-
-def test_a_stream_in_the_background_is_resumed_where_it_is_generated(
-    router: RouterProcess,
-) -> None:
-    client = official(router)
-    for _ in range(2):
-        with client.responses.create(background=True, stream=True, **FIELDS) as stream:
-            begun: Any = next(iter(stream))
-        rest = list(client.responses.retrieve(begun.response.id, stream=True, starting_after=0))
-        assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
-
-
-def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
-    router: RouterProcess, servers: list[Server], net: Net
-) -> None:
-    """A response that was made without the router is looked for."""
-    client = official(net.router(servers[0], DOWN, upstream_api_key="up"))
+    client = official(net.router(servers[0], DOWN, upstream_api_key="up")).responses
+    # one that was made without the router is looked for
     own = official(servers[0]).responses.create(**FIELDS).id
-    assert client.responses.retrieve(own).id == own
-    id = made_at(router, servers[1])
+    assert client.retrieve(own).id == own
     with pytest.raises(openai.NotFoundError):  # the one that answers never had it
-        client.responses.create(previous_response_id=id, **FIELDS)
-    lost = id.replace(id.split("_")[1], mark_of(DOWN))
-    for call in (
-        lambda: client.responses.create(previous_response_id=lost, **FIELDS),
-        lambda: client.responses.retrieve(lost),
-    ):
+        client.create(previous_response_id=second, **FIELDS)
+    lost = second.replace(second.split("_")[1], mark_of(DOWN))
+    for call in (client.retrieve, lambda id: client.create(previous_response_id=id, **FIELDS)):
         with pytest.raises(openai.InternalServerError) as refused:
-            call()
+            call(lost)
         assert refused.value.status_code == 503
 
 
 def test_tokens_need_no_place_and_where_an_upstream_fails_another_is_asked(net: Net) -> None:
-    broken, upstream = net.upstream(), net.upstream(hold=True)
+    broken, upstream = net.upstream(drop="before"), net.upstream(hold_after=1)
     router = net.router(upstream, max_connect_per_upstream=1)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(router.post)
-        eventually(lambda: router.in_flight() == 1, "the request that takes the place")
-        upstream.behave(hold=False)
+    with router.streaming():  # which takes the place
         assert router.post("/tokenize").status_code == 200
-        upstream.release()
-        assert answer.result().status_code == 200
-    broken.behave(drop="before")
-    answered = net.router(broken, upstream).post("/tokenize")
-    assert (answered.status_code, answered.headers["X-Upstream-Origin"]) == (200, upstream.url)
-    assert net.router(broken).post("/tokenize").status_code == 502
+    assert end_of(net.router(broken, upstream).post("/tokenize")) == (200, upstream.url)
+    assert end_of(net.router(broken).post("/tokenize")) == (502, "upstream_failed")
 
 
 KEY, JSON = b"Authorization: Bearer up", b"Content-Type: application/json"
