@@ -56,11 +56,9 @@ def test_an_option_goes_by_other_flags_and_other_variables_too(
     assert Sample.from_args(["small", *args], environ).host == host
 
 
-@pytest.mark.parametrize(("text", "value"), [("Yes", True), ("0", False), ("", False)])
-def test_a_switch_is_on_by_its_flag_alone_or_as_it_says(text: str, value: bool) -> None:
-    assert Sample.from_args(["small", "--loud"], {}).loud
-    assert Sample.from_args(["small", f"--loud={text}"], {}).loud is value
-    assert Sample.from_args(["small"], {"S_LOUD": text}).loud is value
+def test_a_switch_is_on_by_its_flag_alone_or_as_it_says() -> None:
+    for words, on in ((["--loud"], True), (["--loud=Yes"], True), (["--loud=0"], False)):
+        assert Sample.from_args(["small", *words], {"S_LOUD": ""}).loud is on
 
 
 @pytest.mark.parametrize(
@@ -83,13 +81,9 @@ def test_what_is_wrong_is_refused_in_one_line_that_shows_no_secret(
         Sample.from_args(["small", *words], {})
     told = capsys.readouterr().err.splitlines()[-1]
     assert says in told
-    assert "ABC" not in told
-
-
-def test_secrets_are_not_shown() -> None:
     sample = Sample("small", password="abc")
-    assert "abc" not in repr(sample)
-    assert sample.as_dict()["password"] == "(set)"
+    for shown in (told, repr(sample), str(sample.as_dict())):
+        assert "abc" not in shown.lower()
 
 
 @pytest.mark.parametrize("program", [ServerConfig, RouterConfig])

@@ -104,9 +104,6 @@ class ScriptedUpstream:
             data = [{"id": model, "object": "model", "created": 1} for model in how["models"]]
             listed = {"object": "list", "data": data}
             return web.json_response(listed, status=how.get("probe_status", 200))
-        if request.path == "/behave":
-            self.behave(**await request.json())
-            return web.Response()
         raw = await request.read()
         body: dict[str, Any] = {}
         with contextlib.suppress(ValueError):

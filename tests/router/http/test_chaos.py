@@ -1,4 +1,4 @@
-"""Three real upstreams killed, frozen, slowed and restarted at random under load.
+"""Three real upstreams killed, frozen and restarted at random under load.
 
 Every request ends in exactly one well-formed answer or error. The upstreams' trouble may cost those
 whose answer had begun there, and no others.
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import requests
 
 from tests.router.conftest import Net
 from tests.support.forked import Forked
@@ -46,9 +45,6 @@ class Victim:
         self.process.kill()
         self.process.wait()
 
-    def behave(self, **behaviour: float) -> None:
-        requests.post(f"{self.url}/behave", json=behaviour, timeout=PATIENCE_S)
-
     def close(self) -> None:
         self.kill()
         self.bound.close()
@@ -58,21 +54,17 @@ class Victim:
 async def disasters(victims: list[Victim], rng: random.Random, rounds: int) -> None:
     """One upstream at a time, so that the others can take its work; each kind once a round."""
     for _ in range(rounds):
-        for kind in rng.sample(("kill", "freeze", "slow"), 3):
+        for kind in rng.sample(("kill", "freeze"), 2):
             victim = rng.choice(victims)
             if kind == "kill":
                 await asyncio.to_thread(victim.kill)
-            elif kind == "freeze":
-                victim.process.send_signal(signal.SIGSTOP)
             else:
-                await asyncio.to_thread(victim.behave, delay=0.3, interval=0.05)
+                victim.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.2, 1.2))
             if kind == "kill":
                 await asyncio.to_thread(victim.start)
-            elif kind == "freeze":
-                victim.process.send_signal(signal.SIGCONT)
             else:
-                await asyncio.to_thread(victim.behave, delay=0, **BEHAVE)
+                victim.process.send_signal(signal.SIGCONT)
             await asyncio.sleep(rng.uniform(0.3, 0.8))
 
 
@@ -108,7 +100,7 @@ def judge(status: int, stream: bool, raw: bytes) -> str:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(35, marks=pytest.mark.long)])
 def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(net: Net, rounds: int) -> None:
     victims = [closed_at_end(Victim()) for _ in range(3)]
     router = net.router(
