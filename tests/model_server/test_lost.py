@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from batching import BatchingManager, dynamic_batching_loop
 from engine.inference import Inference
 from generate.modes import make_ledger
@@ -138,35 +140,29 @@ def test_a_model_server_that_was_out_of_reach_is_used_again(tmp_path: Path) -> N
             process.kill()
 
 
-def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:
-    """A heartbeat decides, not its length."""
-    with (
-        served(HashModel(step_s=1.5 * PATIENCE_S), unix(tmp_path)) as server,
-        connected(server.address, patience_s=PATIENCE_S, max_batch_size=8) as model,
-        driving(model) as engine,
-    ):
-        inference = Inference([1], 1, Sampling(), time.monotonic())
-        engine.manager.enqueue(inference)
-        assert inference.event.wait(60.0)
-        assert inference.ids == [1, *reference([1], 1, seed=0)]
-        assert engine.returns == 0
-
-
-def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_deadline_of_an_iteration_decides_and_not_the_patience_of_heartbeats(
+    lost: bool, tmp_path: Path
+) -> None:
     hangs = threading.Event()
 
     def hang(number: int) -> None:
-        assert number > 1 or hangs.wait(60.0)
+        if number == 1:
+            hangs.wait(60.0 if lost else 1.5 * PATIENCE_S)
 
-    model = HashModel(before_iteration=hang)
     with (
-        served(model, unix(tmp_path)) as server,
-        connected(server.address, deadline_s=0.5, max_batch_size=8) as remote,
+        served(HashModel(before_iteration=hang), unix(tmp_path)) as server,
+        connected(
+            server.address, patience_s=PATIENCE_S, deadline_s=0.5 if lost else 60.0,
+            max_batch_size=8,
+        ) as remote,
         driving(remote) as engine,
-    ):
+    ):  # fmt: skip
         inference = Inference([1], 2, Sampling(), time.monotonic())
         engine.manager.enqueue(inference)
-        eventually(lambda: remote.lost is not None, "the loss is noticed")
-        hangs.set()
+        if lost:
+            eventually(lambda: remote.lost is not None, "the loss is noticed")
+            hangs.set()
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 2, seed=0)]
+        assert engine.returns == lost

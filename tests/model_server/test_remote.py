@@ -12,7 +12,6 @@ import pytest
 
 from batching import BatchingManager
 from engine.inference import Inference
-from model_server.__main__ import named
 from model_server.remote.life import (
     NotYetError,
     RemoteModelError,
@@ -200,15 +199,6 @@ def test_a_server_and_a_model_server_that_do_not_match_say_so(asked, tmp_path) -
         connected(server.address, **asked),
     ):
         pass
-
-
-def test_a_folder_has_the_name_that_the_server_gives_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which is its whole path: `app.py` runs in another folder than it was started in."""
-    (tmp_path / "my-gpt2").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert [named("./my-gpt2"), named("gpt3")] == [str(tmp_path / "my-gpt2"), "gpt3"]
 
 
 def test_a_network_address_needs_a_secret() -> None:

@@ -7,19 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from itertools import accumulate
 
 import pytest
 
 from model_server.supervisor import (
-    FIRST_PAUSE_S,
-    MOST_PAUSE_S,
     REFUSED,
     Group,
     IsReady,
     Program,
     Supervisor,
-    pause_after,
 )
 from tests.model_server.served import running
 from tests.support.process import eventually
@@ -41,14 +37,6 @@ def group(*names: str) -> Group:
     command = [sys.executable, "-S", "-c", PATIENT]
     programs = [Program(name, command, dict(os.environ), at_once) for name in names]
     return Group(lambda: programs, end_within_s=10.0)
-
-
-def test_pauses_grow_while_starts_fail_and_begin_again_once_a_shard_was_ready() -> None:
-    pauses = list(accumulate([False] * 20, pause_after, initial=FIRST_PAUSE_S))
-    assert pauses[1] == 2 * FIRST_PAUSE_S
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == MOST_PAUSE_S
-    assert pause_after(MOST_PAUSE_S, was_ready=True) == FIRST_PAUSE_S
 
 
 def test_the_processes_of_a_group_are_restarted_together_and_others_stay(

@@ -88,6 +88,19 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [o for o in objects if o["kind"] == kind]
 
 
+def container(deployment: Object) -> Object:
+    (own,) = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(own)
+
+
+def selects(selector: Object, deployment: Object) -> bool:
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        rule["operator"] == "In" and labels.get(rule["key"]) in rule["values"]
+        for rule in selector.get("matchExpressions", [])
+    )
+
+
 def test_every_variant_renders_to_manifests_that_fit_the_schema(objects: list[Object]) -> None:
     for document in [*objects, *documents()]:
         check(json.dumps(document, sort_keys=True, default=str))
@@ -100,29 +113,17 @@ def test_every_service_and_budget_selects_the_pods_of_exactly_one_deployment(
 ) -> None:
     for selecting in of_kind(objects, "Service") + of_kind(objects, "PodDisruptionBudget"):
         selector = selecting["spec"]["selector"]
-        wanted = selector.get("matchLabels", selector).items()
-        chosen = [
-            d["metadata"]["name"]
-            for d in of_kind(objects, "Deployment")
-            if wanted <= d["spec"]["template"]["metadata"]["labels"].items()
-        ]
-        assert chosen == [selecting["metadata"]["name"]]
-
-
-def selects(selector: Object, deployment: Object) -> bool:
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    return selector.get("matchLabels", {}).items() <= labels.items() and all(
-        rule["operator"] == "In" and labels.get(rule["key"]) in rule["values"]
-        for rule in selector.get("matchExpressions", [])
-    )
+        selector = selector if "matchLabels" in selector else {"matchLabels": selector}
+        chosen = [d for d in of_kind(objects, "Deployment") if selects(selector, d)]
+        assert [d["metadata"]["name"] for d in chosen] == [selecting["metadata"]["name"]]
 
 
 def test_only_routers_reach_servers_and_only_servers_their_model(objects: list[Object]) -> None:
     deployments = of_kind(objects, "Deployment")
-    callers = {"server": "router", "model-server": "server", "router": None}
+    callers = {"server": ["router"], "model-server": ["server"], "router": []}
     for deployment in deployments:
         allowed = [
-            caller["spec"]["template"]["spec"]["containers"][0]["name"]
+            container(caller)["name"]
             for policy in of_kind(objects, "NetworkPolicy")
             if selects(policy["spec"]["podSelector"], deployment)
             for rule in policy["spec"]["ingress"]
@@ -130,8 +131,7 @@ def test_only_routers_reach_servers_and_only_servers_their_model(objects: list[O
             for caller in deployments
             if "podSelector" in source and selects(source["podSelector"], caller)
         ]
-        caller = callers[deployment["spec"]["template"]["spec"]["containers"][0]["name"]]
-        assert allowed == ([] if caller is None else [caller])
+        assert allowed == callers[container(deployment)["name"]]
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:])
@@ -142,14 +142,13 @@ def test_in_production_servers_require_the_key_that_routers_send(variant: str) -
     assert names["eb-router"] in ROUTER_VARIABLES
     for deployment in of_kind(rendered(variant), "Deployment"):
         if (name := deployment["metadata"]["name"].removeprefix("second-")) != "eb-model":
-            environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+            environment = container(deployment)["env"]
             assert {"name": names[name], "valueFrom": key} in environment
 
 
 def settings(objects: list[Object], deployment: Object) -> dict[str, str]:
     """The ConfigMap of its container."""
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
-    named = container["envFrom"][0]["configMapRef"]["name"]
+    named = container(deployment)["envFrom"][0]["configMapRef"]["name"]
     (data,) = [m["data"] for m in of_kind(objects, "ConfigMap") if m["metadata"]["name"] == named]
     return data  # type: ignore[no-any-return]
 
@@ -163,16 +162,17 @@ def test_pods_have_settings_that_their_programs_accept_and_time_to_end(
         if "server" in service["metadata"]["name"]
     }
     for deployment in of_kind(objects, "Deployment"):
-        found, pod = settings(objects, deployment), deployment["spec"]["template"]["spec"]
+        found, own = settings(objects, deployment), container(deployment)
         if "UPSTREAMS" in found:
             assert set(found) <= ROUTER_VARIABLES
             parsed = parse_args([], found).upstreams.split(",")
             assert {u.partition("//")[2].partition(":")[0] for u in parsed} == servers
         else:
             assert set(found) <= SERVER_VARIABLES
-        if pod["containers"][0]["name"] != "model-server":  # it ends after its iteration
+        if own["name"] != "model-server":  # it ends after its iteration
             drain_s = next(int(v) for k, v in found.items() if k.endswith("DRAIN_TIMEOUT"))
-            stop_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+            stop_s = int(own["lifecycle"]["preStop"]["exec"]["command"][1])
+            pod = deployment["spec"]["template"]["spec"]
             assert pod["terminationGracePeriodSeconds"] > drain_s + stop_s
 
 
