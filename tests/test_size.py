@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 37709,
+    "tests": 36502,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
-SHORT_FILES = 62
+SHORT_FILES = 60
 LONG_FUNCTIONS = 16
 REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
 
