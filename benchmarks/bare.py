@@ -3,7 +3,6 @@ GPU benchmark runs where nothing else is installed."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import deque
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from batching import BatchingManager
 from engine.blocks import Ledger
@@ -230,36 +228,3 @@ def loaded(
     model = load_model(LoadOptions(mode, name, device, dtype, 0, limit, **more))
     model.warm_up()
     return model
-
-
-def drive(
-    model: Model,
-    policy: Policy,
-    work: Sequence[Inference],
-    iterations: int,
-    rows: int,
-    max_resident: int | None = None,
-    *recorders: Recorder,
-) -> Tally:
-    """So many iterations of the dynamic mode with batches of ``rows``, all of the work present."""
-    tally = Tally(*recorders)
-    manager = BatchingManager(
-        policy, tally, max_batch_size=rows, max_waiting=len(work), max_resident=max_resident
-    )
-    manager.serve(model, make_ledger("dynamic", model))
-    for inference in work:
-        manager.enqueue(inference)
-    for _ in range(iterations):
-        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
-    return tally
-
-
-@contextlib.contextmanager
-def threads_kept() -> Iterator[None]:
-    """A small model restricts torch to one thread when it is loaded: the next model in the same
-    process must have all of them again."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -214,7 +214,7 @@ def describe(limits: Limits) -> str:
 
 def main() -> None:
     args = options(__doc__, rounds=None).parse_args()
-    limits = measure(["float32", "bfloat16"])
+    limits = measure(list(RATES))
     save(asdict(limits), describe(limits), args.out, "limits")
 
 

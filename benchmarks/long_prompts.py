@@ -2,7 +2,6 @@
 
     python -m benchmarks.long_prompts                    # the embedded model, two minutes
     python -m benchmarks.long_prompts --model smollm2 --dtype auto --rounds 3
-    python -m benchmarks.long_prompts --curve curve.png  # fixed token budgets, too, as a picture
 
 Some requests decode; then long prompts arrive, all at once. Two figures of each side:
 
@@ -20,26 +19,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.bare import BareRun, Job, jobs, loaded, run_bare
-from benchmarks.harness.picture import plt, without_frame
-from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import file_name, options, report
-from benchmarks.harness.turns import ratio, ratio_of
-from client.experiment import Experiment, Found
+from client.experiment import Experiment
 from model import DTYPES
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
 from seams import Policy
 
-MOST_STALL, LEAST_THROUGHPUT = 3.0, 0.97  # what `auto` is built to reach
 AUTO = "stall-free, auto"
-CURVE = 64, 96, 128, 192, 288, 512, 1024  # token budgets beside `auto`
 OTHER_TOKENS = 32  # of the prompts of those that decode
 UNDISTURBED = 64  # iterations before the prompts arrive
 LEARNING_RUNS = 2
@@ -107,39 +100,6 @@ def played(run: BareRun, decodes: int, alone_s: Floats) -> Played:
     return Played(itl_of(run), disturbed, ttft_s, tokens / run.seconds, alone_s)
 
 
-def draw(found: Found, path: Path) -> None:
-    """A token budget costs throughput and saves stalls."""
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    points = {
-        side: (ratio(found.figures(side, "stall"), [1.0] * len(turns)), ratio_of(found, side))
-        for side, turns in found.turns.items()
-    }
-    fixed = [
-        (stall.value, rate.value) for side, (stall, rate) in points.items() if side.isdecimal()
-    ]
-    axes.plot(*zip(*fixed, strict=True), color="#bbbbbb")
-    for side, of in points.items():
-        color = "#4c78a8" if side.isdecimal() else "#e45756"
-        x, y = (one.value for one in of)
-        # one round has no interval
-        x_error, y_error = (
-            [[v.value - (v.low or v.value)], [(v.high or v.value) - v.value]] for v in of
-        )
-        axes.errorbar(x, y, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
-        if side.isdecimal():
-            axes.annotate(side, (x, y), textcoords="offset points", xytext=(6, -12), color=color)
-        else:  # above its interval: `auto` lies on the curve, close to a fixed budget
-            top, short = (x, y + y_error[1][0]), side.removeprefix("stall-free, ")
-            axes.annotate(short, top, textcoords="offset points", xytext=(4, 4), color=color)
-    axes.axvline(MOST_STALL, color="#999999", lw=1, ls="--")
-    axes.axhline(LEAST_THROUGHPUT, color="#999999", lw=1, ls="--")
-    axes.set_xscale("log")
-    axes.set_xlabel("p99 ITL of the others while prompts are computed, to the undisturbed one")
-    axes.set_ylabel("prompt and output tokens/s, to orca")
-    without_frame(axes)
-    save_picture(figure, path)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options(
         __doc__, rounds=5, model="embedded", dtype="float32", known_dtypes=("auto", *DTYPES)
@@ -150,15 +110,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=700)
     parser.add_argument("--output-tokens", type=int, default=8, help="after each prompt")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--curve", type=Path, help="picture of all token budgets")
     args = parser.parse_args(argv)
 
     limit = args.decodes + args.prompts
     model = loaded(args.model, args.dtype, limit, device="auto")
     predictor = Predictor()
     policies: dict[str, Policy] = {"orca": Orca(), AUTO: StallFree(predictor=predictor)}
-    if args.curve is not None:
-        policies |= {str(budget): StallFree(budget) for budget in CURVE if budget > limit}
 
     def run(name: str, work: Sequence[Job]) -> BareRun:
         learning = predictor if name == AUTO else None
@@ -185,8 +142,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     also = "stall: p99 ITL of the decodes, to their ITL without the prompts"
     report([found], title, args.out, f"long-prompts-{file_name(args.model)}", also)
-    if args.curve is not None:
-        draw(found, args.curve)
 
 
 if __name__ == "__main__":

@@ -13,24 +13,26 @@ real time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.bare import GREEDY, drive, loaded, threads_kept
+from batching import BatchingManager
+from benchmarks.bare import GREEDY, Tally, loaded
 from benchmarks.harness.report import options, report
-from benchmarks.harness.spent import Spent
 from benchmarks.no_model import NoModel
 from client.analysis.statistics import Floats
 from client.experiment import Experiment
 from engine.inference import Inference
+from generate.modes import MODES, make_ledger
+from records import Recorder
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Observer, Plan, View
+from seams import Model, Observer, Policy
 from serving.config import RESIDENT_WHERE_PAUSED, Config
 
 ROWS, WAITING = 64, 1000
@@ -61,38 +63,57 @@ def main() -> None:
 
 def measured_step_ms(name: str, dtype: str) -> float:
     """A step in which all rows decode, with the real model."""
-    with threads_kept():
-        model = loaded(name, dtype, ROWS, device="auto", max_model_len=MOST_TOKENS)
-        tally = drive(model, Orca(), requests(np.random.default_rng(0), ROWS), STEPS // 2, ROWS)
+    model = loaded(name, dtype, ROWS, device="auto", max_model_len=MOST_TOKENS)
+    tally = drive(model, Orca(), requests(ROWS), STEPS // 2, ROWS)
     return 1e3 * median(record.duration_s for record in tally.iterations[STEPS // 4 :])
 
 
 def plans_us(name: str, _: int) -> Floats:
     """Of each plan, once the first third is over, with a model that computes nothing."""
-    predictor, spent, plans_s = Predictor(), Spent(), list[float]()
+    predictor, plans_s = Predictor(), list[float]()
     config = Config(mode="dynamic", policy=name, max_batch_size=ROWS)
     policy: Any = make_policy(name, config, predictor)
-    timed = spent.over("plan", policy.plan)
 
-    def plan(view: View) -> Plan:
-        planned: Plan = timed(view)
-        plans_s.append(sum(spent.seconds.values()))
-        spent.seconds.clear()
-        return planned
+    def timed(function: Callable[..., Any], begins: bool) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start_s = time.thread_time()
+            result = function(*args)
+            if begins:
+                plans_s.append(0.0)
+            plans_s[-1] += time.thread_time() - start_s
+            return result
 
-    policy.plan = plan
+        return call
+
+    policy.plan = timed(policy.plan, True)
     if isinstance(policy, Observer):
-        policy.observe = spent.over("observe", policy.observe)  # type: ignore[method-assign]
+        policy.observe = timed(policy.observe, False)  # type: ignore[method-assign]
     model = NoModel(MOST_TOKENS, RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS)
     resident = (RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS
-    work = requests(np.random.default_rng(0), WAITING + 2 * ROWS)
-    drive(model, policy, work, STEPS, ROWS, resident, predictor)
+    drive(model, policy, requests(WAITING + 2 * ROWS), STEPS, resident, predictor)
     return 1e6 * np.array(plans_s)[STEPS // 3 :]
 
 
-def requests(rng: np.random.Generator, count: int) -> list[Inference]:
+def drive(
+    model: Model, policy: Policy, work: Sequence[Inference], iterations: int, resident: int,
+    *recorders: Recorder,
+) -> Tally:  # fmt: skip
+    """So many iterations, all of the work present."""
+    tally = Tally(*recorders)
+    manager = BatchingManager(
+        policy, tally, max_batch_size=ROWS, max_waiting=len(work), max_resident=resident
+    )
+    manager.serve(model, make_ledger("dynamic", model))
+    for inference in work:
+        manager.enqueue(inference)
+    for _ in range(iterations):
+        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
+    return tally
+
+
+def requests(count: int) -> list[Inference]:
     """Of users, programs, priorities and targets."""
-    now_s = time.perf_counter()
+    rng, now_s = np.random.default_rng(0), time.perf_counter()
     return [
         Inference(
             rng.integers(0, 250, int(rng.integers(4, 65))).tolist(), int(rng.integers(8, 200)),

@@ -20,10 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bare import GREEDY, BareRun, Job, jobs, loaded, run_bare
-from benchmarks.harness.picture import plt, without_frame
-from benchmarks.harness.picture import save as save_picture
-from benchmarks.harness.report import here, options, report
-from benchmarks.harness.turns import ratio_of
+from benchmarks.harness.report import options, report
 from client.experiment import Experiment, Found
 from engine.speculation import Speculation
 from requested import Sampling
@@ -100,29 +97,11 @@ def same_tokens(found: Found) -> bool:
     return all(ours == theirs for ours, theirs in zip(*both, strict=True))
 
 
-def draw(parts: Sequence[Found], path: Path, subtitle: str) -> None:
-    figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-    ratios = [ratio_of(part, WITH).value for part in parts]
-    axes.barh(range(len(parts)), ratios, color="#4c78a8")
-    axes.axvline(1, color="#333333", lw=1)
-    for place, (part, value) in enumerate(zip(parts, ratios, strict=True)):
-        drafts, accepted = (sum(part.figures(WITH, of)) for of in ("drafts", "accepted"))
-        share = f"{accepted / drafts:.0%} of drafts accepted" if drafts else "no drafts"
-        axes.text(value, place, f" {value:.2f} x, {share}", va="center")
-    axes.set_yticks(range(len(parts)), [str(part.experiment.of["work"]) for part in parts])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.6 * max(ratios))
-    axes.set_xlabel(f"tokens per second with speculation / without\n{subtitle}", fontsize=9)
-    without_frame(axes, "x")
-    save_picture(figure, path)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__doc__, model="smollm2", dtype="auto", known_dtypes=("auto", "float32"))
     parser.add_argument("--speculate", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--streams", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--output-tokens", type=int, default=40, help="of each of many streams")
-    parser.add_argument("--picture", type=Path, help="file for the picture")
     args = parser.parse_args(argv)
     sides = {WITHOUT: Side(args, 0), WITH: Side(args, args.speculate)}
     vocab_size, streams, tokens = sides[WITHOUT].model.vocab_size, args.streams, args.output_tokens
@@ -154,8 +133,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     same = "the same" if all(map(same_tokens, found)) else "NOT THE SAME"
     name = f"speculation-{info.dtype}"
     report(found, head, args.out, name, f"Tokens with drafts: {same}.", same_tokens=same)
-    if args.picture is not None:
-        draw(found, args.picture, f"{head}\n{here()}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
 Each client is a process of its own, and so is the neighbour. The kinds take turns with the
 neighbour alone, directly and then through a router; ratios are taken within a round. `ordinary
 streams` are four clients that are not hostile: what they take is the price of sharing. A kind is
-harmless that leaves at least half. What hostile constraints do is measured in process:
-`python -m benchmarks.hostile.grammars`.
+harmless that leaves at least half.
 """
 
 from __future__ import annotations

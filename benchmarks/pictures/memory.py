@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot as plt
 
 from benchmarks.bare import BareRun, Job, loaded, run_bare
-from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
+from benchmarks.pictures import save
 from engine.blocks import Ledger
 from records import IterationRecord
 from scheduling.policies.orca import Orca

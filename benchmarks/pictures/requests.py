@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
 from benchmarks.bare import BareRun, Job, loaded, run_bare
-from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
+from benchmarks.pictures import save
 from generate.modes import ModeName
 from records import Event, IterationRecord
 from scheduling.policies.nobatch import NoBatch

@@ -1,6 +1,6 @@
-"""Pages in a browser: recorded reports, and two views of the live page.
+"""Pages in a browser: the recorded comparison's report, and two views of the live page.
 
-    python -m benchmarks.pictures.screens   # docs/img/*-report.png, measuring-run.png, watch-*.png
+    python -m benchmarks.pictures.screens   # docs/img/comparing-report.png, watch-*.png
 
 Needs Debian's `chromium`. `python -m client.report FOLDER` renders a report again beforehand. The
 first view of the live page shows the recorded runs of the three modes, halfway; the second two
@@ -19,11 +19,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks.harness.servers import server
 from client.load.machine import ROOT
 
-# picture: recording, width and height in pixels
-REPORTS = {
-    "comparing-report": ("embedded", 1100, 742),
-    "measuring-run": ("run", 1000, 1040),
-}
+REPORT = "results/reference-embedded/report.html"
 LIMIT = 8
 WIDTH, HEIGHT = 1280, 800
 ZOOMS = 2  # from six seconds to two and a half
@@ -35,11 +31,10 @@ HALFWAY = """() => {
 }"""
 
 
-def reports(opened: Browser, folder: Path) -> None:
-    for name, (recording, width, height) in REPORTS.items():
-        page = opened.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        page.goto((ROOT / f"results/reference-{recording}/report.html").as_uri())
-        page.screenshot(path=folder / f"{name}.png")
+def report(opened: Browser, folder: Path) -> None:
+    page = opened.new_page(viewport={"width": 1100, "height": 742}, color_scheme="light")
+    page.goto((ROOT / REPORT).as_uri())
+    page.screenshot(path=folder / "comparing-report.png")
 
 
 def live_page(opened: Browser, folder: Path) -> None:
@@ -84,7 +79,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         # no sandbox: containers run this as root
         opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        reports(opened, folder)
+        report(opened, folder)
         live_page(opened, folder)
         opened.close()
 

@@ -20,8 +20,6 @@ DROPPED = ("requests.csv",)  # by every recording: large, and made again at will
 RAW = ("runs.jsonl.gz", "workloads")
 GPT2 = '--peers "ours, nobatch" "OpenVINO GenAI" vLLM'  # the peers that decode it fastest
 SMOLLM2 = '--model smollm2 --dtypes bfloat16 int8 file --peers "OpenVINO GenAI" llama.cpp=file'
-# a batch takes llama.cpp half an hour in three rounds
-QWEN3 = '--model random:qwen3-0.6b --dtypes bfloat16 int8 q4_0 --peers "OpenVINO GenAI"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,14 @@ def run(
 ) -> Recording:  # fmt: skip
     """A benchmark. ``shows``: below `results/reference-`, unless it is a picture."""
     shows = shows if shows.startswith("docs/") else f"results/reference-{shows}"
-    package = "" if module.startswith("client.") else "benchmarks."
-    command = f"{{python}} -m {package}{module} --out {{out}}"
+    command = f"{{python}} -m benchmarks.{module} --out {{out}}"
     return Recording(name, minutes, command, shows, measures, needs, rare=rare)
+
+
+def claims(model: str, minutes: float) -> Recording:
+    shows = f"results/reference-claims/{model}/claims.txt"
+    command = "{python} -m client.claims --all --without-runs --out {out} --model "
+    return Recording(f"claims-{model}", minutes, command + model, shows, COMPARE, rare=True)
 
 
 def peers(name: str, minutes: float, options: str, amx: bool = False) -> Recording:
@@ -86,50 +89,30 @@ TABLE: tuple[Recording, ...] = (
         "gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16", *RAW
     ),
     # then: python -m client.claims --out results/reference-claims --page docs/policies.md
-    run(
-        "claims-embedded", 25, "client.claims --all --model embedded --without-runs",
-        "claims/embedded/claims.txt", COMPARE, rare=True,
-    ),
-    run(
-        "claims-smollm2", 33, "client.claims --all --model smollm2 --without-runs",
-        "claims/smollm2/claims.txt", COMPARE, rare=True,
-    ),
+    claims("embedded", 25),
+    claims("smollm2", 33),
     run(
         "overload", 8, "overload --rounds 12", "overload/overload.json",
         (*SERVER, "benchmarks/overload.py"), rare=True,
     ),
-    run("one-run", 1, "one_run", "run/summary.json", COMPARE),
     run("modes", 13, "modes --http --dtypes bfloat16", "modes/modes.json", LOOP, "ruff", rare=True),
     peers("bfloat16", 7, f"{GPT2} --dtypes bfloat16"),
-    peers("float32", 10, f"{GPT2} --dtypes float32"),
     peers("int8", 6, f"{GPT2} --dtypes int8"),
     peers("prefill-bfloat16", 8, f"{GPT2} --work prefill --dtypes bfloat16"),
-    peers("mixed-bfloat16", 7, f"{GPT2} --work mixed --dtypes bfloat16"),
-    peers("single-float32-bfloat16-int8", 11,
-          f"{GPT2} --work single --dtypes float32 bfloat16 int8"),
     peers("smollm2-bfloat16-int8-file", 10, SMOLLM2),
-    peers("smollm2-mixed-bfloat16-int8-file", 6, f"--work mixed {SMOLLM2}"),
     peers("smollm2-prefill-bfloat16-int8-file", 8, f"--work prefill {SMOLLM2}"),
     peers("smollm2-single-bfloat16-int8-file", 4, f"--work single {SMOLLM2}"),
     peers("smollm2-bfloat16-int8-file", 9, SMOLLM2, amx=True),
     peers("smollm2-prefill-bfloat16-int8-file", 7, f"--work prefill {SMOLLM2}", amx=True),
     peers("smollm2-single-bfloat16-int8-file", 4, f"--work single {SMOLLM2}", amx=True),
-    peers("random-qwen3-0.6b-bfloat16-int8-q4_0", 12, QWEN3),
-    peers("random-qwen3-0.6b-prefill-bfloat16-int8-q4_0", 12, f"--work prefill {QWEN3}"),
-    peers("random-qwen3-0.6b-single-bfloat16-int8-q4_0", 8,
-          f"--work single {QWEN3} llama.cpp=q4_0"),
     run("http-peers", 11, "http.peers", "http/http-peers.json", SERVER, "build/peers", rare=True),
     run(
         "streams-embedded", 1, "http --streams 512 --model embedded", "http/streams-embedded.json",
         SERVER,
     ),
     run(
-        "long-prompts", 4, "long_prompts --curve docs/img/long-prompts.png",
-        "long-prompts/long-prompts-embedded.json", LOOP, rare=True,
-    ),
-    run(
-        "long-prompts-smollm2", 4, "long_prompts --model smollm2 --dtype auto --rounds 3",
-        "long-prompts/long-prompts-smollm2.json", LOOP, rare=True,
+        "long-prompts", 4, "long_prompts", "long-prompts/long-prompts-embedded.json", LOOP,
+        rare=True,
     ),
     run("deferred", 20, "deferred", "deferred/deferred.json", LOOP, rare=True),
     run("linear", 3, "kernels.linear", "kernels/linear.json", PRODUCTS),
@@ -137,38 +120,17 @@ TABLE: tuple[Recording, ...] = (
         "linear-amx", 1, "kernels.linear --precisions bfloat16 q8_0 q4_0 q4_1 --rows 1 8 16 64 256",
         "amx/linear.json", PRODUCTS, "amx_int8", rare=True,
     ),
-    run(
-        "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png",
-        "kernels/roofline.json", PRODUCTS,
-    ),
-    run(
-        "speculation", 4, "speculation --picture docs/img/speculation.png",
-        "speculation/speculation-q4_1.json", LOOP, rare=True,
-    ),
+    run("speculation", 4, "speculation", "speculation/speculation-q4_1.json", LOOP, rare=True),
     run("prefix", 6, "prefix --dtype bfloat16", "prefix/prefix-bfloat16.json", LOOP, rare=True),
-    run("masks", 8, "masks", "masks/masks.json", LOOP, rare=True),
-    run("hostile", 6, "hostile.grammars", "hostile/hostile.json", LOOP, rare=True),
     run(
         "neighbours", 6, "hostile", "hostile/neighbours.json",
         (*SERVER, "router", "benchmarks/hostile"), rare=True,
-    ),
-    run(
-        "json-schema", 1, "json_schema", "json-schema/json-schema.md",
-        ("runtime/grammar", "benchmarks/json_schema.py"), "ruff",
-    ),
-    run("step", 2, "kernels.step", "step/step.json", LOOP),
-    run(
-        "step-prefill", 1, "kernels.step --rows 4 --tokens 512 --past 0", "step/prefill.json", LOOP
     ),
     run("planning", 2, "planning", "planning/planning.json", LOOP),
     # it writes watch/page/recorded/ itself
     Recording(
         "film", 1, "{python} -m benchmarks.pictures.recorded --film {out}/film.svg",
         "docs/img/film.svg", (*LOOP, "watch/film.py"),
-    ),
-    run(
-        "watching", 2, "watching", "watching/watching.json",
-        (*LOOP, "telemetry", "watch/hub.py", "watch/frames.py"),
     ),
     Recording(
         "client", 1, "{python} -m client.client --self-test --json",

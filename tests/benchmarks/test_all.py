@@ -18,11 +18,9 @@ MODULES = sorted(
     if "__main__" in path.read_text()
 )
 SMALL = {
-    "masks": "--models embedded --iterations 4 --rounds 1",
     "prefix": "--model embedded --rounds 1 --prompt-tokens 100 --requests 4",
     "long_prompts": "--rounds 1 --decodes 2 --decode-tokens 300 --prompts 2 --prompt-tokens 90",
     "planning": "--policies orca hrrn --rounds 1 --step-ms 40",
-    "watching": "--rounds 1",
     "deferred": "--rounds 1 --seconds 0.5 --calibrate 0.5 --loads 0.3 --shapes poisson --factors 2",
     "kernels.linear": "--sizes 1024x1024 --rows 1 --rounds 2 --precisions float32 q8_0",
     "kernels.host": "--rows 2 --keys 64",
@@ -32,7 +30,6 @@ LONG = {
     "http.cost": "--streams 4",
     "modes": "--model embedded --dtypes float32 --limits 4 --rounds 1 --http",
     "overload": "--modes dynamic --rounds 2",
-    "hostile.grammars": "--model embedded --rounds 1",
     "peers": "--peers --model embedded --dtypes float32 --requests 2 --rounds 1",
     "speculation": "--rounds 1 --streams 2 --output-tokens 4",
 }

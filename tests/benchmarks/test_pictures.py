@@ -1,10 +1,9 @@
-"""The pictures of the modes show what was computed, those of recordings can be drawn again."""
+"""The pictures of the modes show what was computed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.pictures import step
 from benchmarks.pictures.requests import MODES, draw, row_phases, run
 
 
@@ -23,8 +22,3 @@ def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vai
     }
     draw(MODES, tmp_path / "it.png")
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
-    step.draw(tmp_path)
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

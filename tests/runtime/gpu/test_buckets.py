@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.kernels.replays import MODES, shares
 from runtime.attention import Span, Spans
 from runtime.cache import BlockTable
 from runtime.gpu.buckets import MIXED, Buckets, Load
@@ -90,11 +89,6 @@ def test_a_row_launches_programs_for_its_own_keys(
     assert bucket is not None
     assert bucket.singles * KV_HEADS == launched
     assert int(splits_of(np.array(keys)).sum()) * KV_HEADS == busy
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_all_iterations_of_a_small_batch_replay_in_every_mode(name: str) -> None:
-    assert shares(name, 8, 24).replayed == 1
 
 
 PLACES, WIDTH = 4, 8

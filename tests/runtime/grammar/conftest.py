@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.names import EMBEDDED
 from requested import Constraint
-from runtime.grammar.grammars import Grammars
+from runtime.grammar.grammars import Compiled, Grammars
 from runtime.grammar.matching import Matching, MatchingAhead
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
@@ -80,6 +80,18 @@ def shortest(tokenizer: Tokenizer, seed: int) -> Choose:
         return drawn.choice(tokens)
 
     return choose
+
+
+def of_bytes() -> Tokenizer:
+    """A token for each byte, and an end."""
+    tokens = {i: bytes([i]) for i in range(256)} | {256: b"<end>"}
+    return Tokenizer(lambda text: list(text.encode()), tokens, [256])
+
+
+def takes(compiled: Compiled, text: str) -> bool:
+    """Whether the whole text is a value; of a grammar over bytes."""
+    matcher, ids = compiled.matcher.deep_copy(), list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

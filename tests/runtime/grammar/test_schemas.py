@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.json_schema import takes
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import GrammarError, Grammars
+from tests.runtime.grammar.conftest import of_bytes, takes
 from tests.runtime.grammar.schemas import closed
-from text.tokenizer import Tokenizer
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
@@ -22,8 +21,7 @@ PATTERNS: dict[str, Any] = {"type": "object", "patternProperties": {"^a": INTEGE
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    tokens = {i: bytes([i]) for i in range(256)} | {256: b"<end>"}
-    return Grammars(lambda: Tokenizer(lambda text: list(text.encode()), tokens, [256]))
+    return Grammars(of_bytes)
 
 
 @pytest.mark.parametrize(
