@@ -19,8 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -31,7 +30,7 @@ from benchmarks.harness.report import options, save
 from kernels import linear_kernel, load_library
 from model import DTYPES
 from models.networks import Config
-from models.weights.pieces import FUSED, is_linear, shapes_of
+from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import WeightSource
 
 READ_BYTES = 2**29
@@ -46,7 +45,6 @@ RATES = {
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # pieces of a block that its attention needs
 BEFORE_ATTENTION = ("ln_1", "q", "k", "v", "q_norm", "k_norm")
-LAYER_OF = {piece: layer for layer, pieces in FUSED.items() for piece in pieces}
 COMPUTES_STORED = "int8"  # the dtype whose instructions multiply a file's quantised weights
 Bits = Mapping[str, float]  # of a value of each piece (models/weights/pieces.py)
 
@@ -72,17 +70,6 @@ class Pass:
     pairs: int  # of a new token and a key to which it attends
 
 
-def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
-    """Of rows (first position, new tokens, next token wanted)."""
-    rows = list(rows)
-    return Pass(
-        tokens=sum(count for _, count, _ in rows),
-        drawn=sum(wanted for _, _, wanted in rows),
-        cached=sum(start + count for start, count, _ in rows),
-        pairs=sum(count * start + count * (count + 1) // 2 for start, count, _ in rows),
-    )
-
-
 def after_attention(piece: str, config: Config) -> bool:
     """Whether a block's piece is in the last block and after its attention: it is needed for the
     tokens to draw only."""
@@ -90,44 +77,33 @@ def after_attention(piece: str, config: Config) -> bool:
     return int(block) == config.n_layer - 1 and own not in BEFORE_ATTENTION
 
 
-def weight_bytes(piece: str, dtype: str, bits: Bits | None) -> float:
-    """Of one weight."""
-    return WEIGHT_BYTES[dtype] if bits is None else bits[piece] / 8
-
-
-def needs(
-    done: Pass, config: Config, dtype: str, bits: Bits | None = None
-) -> dict[str, tuple[float, int]]:
-    """Bytes to read and operations of the parts of a pass. `bits`: of the weights, where they are
-    not all of `dtype`."""
-    read: dict[str, float] = defaultdict(float)
-    computed: dict[str, int] = defaultdict(int)
+def used(done: Pass, config: Config) -> Iterator[tuple[str, int, int]]:
+    """The pieces that a pass reads, the weights of each, and the rows that it is applied to."""
     for piece, shape in shapes_of(config).items():
-        weights, last = math.prod(shape), False
-        if piece.startswith("blocks."):
-            own, last = piece.split(".")[2], after_attention(piece, config)
-            part = LAYER_OF.get(own, own)
-        elif piece == head_of(config):
-            part, last = "head", True
-        else:
-            continue
-        rows = done.drawn if last else done.tokens
-        read[part] += weights * weight_bytes(piece, dtype, bits) * bool(rows)
-        if part == "head" or is_linear(piece):
-            computed[part] += 2 * weights * rows
+        head = piece == ("wte.weight" if config.tied else "head.weight")
+        if head or piece.startswith("blocks."):
+            last = head or after_attention(piece, config)
+            yield piece, math.prod(shape), done.drawn if last else done.tokens
+
+
+def bytes_of(done: Pass, config: Config, dtype: str, bits: Bits | None = None) -> float:
+    """To read. `bits`: of the weights, where they are not all of `dtype`."""
+    weights = sum(
+        count * (WEIGHT_BYTES[dtype] if bits is None else bits[piece] / 8)
+        for piece, count, rows in used(done, config)
+        if rows
+    )
     a_key = DTYPES[dtype].itemsize * config.kv_heads * config.head_dim
-    read["attention"] = 2 * whole_layers(config) * a_key * done.cached
-    wide = 4 * config.n_head * config.head_dim
-    computed["attention"] = wide * whole_layers(config) * done.pairs
-    return {part: (read[part], computed[part]) for part in read}
-
-
-def bytes_of(done: Pass, config: Config, dtype: str, bits: Bits | None = None) -> int:
-    return int(sum(read for read, _ in needs(done, config, dtype, bits).values()))
+    return weights + 2 * whole_layers(config) * a_key * done.cached
 
 
 def operations_of(done: Pass, config: Config) -> int:
-    return sum(computed for _, computed in needs(done, config, "float32").values())
+    products = sum(
+        2 * count * rows
+        for piece, count, rows in used(done, config)
+        if is_linear(piece) or not piece.startswith("blocks.")
+    )
+    return products + 4 * config.n_head * config.head_dim * whole_layers(config) * done.pairs
 
 
 def stored_bits(source: WeightSource) -> Bits:
@@ -141,10 +117,6 @@ def stored_bits(source: WeightSource) -> Bits:
         return 8 * size / values
 
     return {piece: bits(piece) for piece in shapes_of(source.config)}
-
-
-def head_of(config: Config) -> str:
-    return "wte.weight" if config.tied else "head.weight"
 
 
 def whole_layers(config: Config) -> int:

@@ -68,9 +68,6 @@ class Sizes:
         return jobs(rng, vocab_size, prompts, outputs, at_s)
 
 
-SHORT = Sizes((8, 32), (20, 10, 4, 48))  # so that a slow model completes enough requests for a p99
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A run. Its time ends before the last immediate requests do."""
@@ -103,8 +100,24 @@ class Measured:
         """TTFT and TPOT [2, n] of the immediate requests that arrived after the beginning."""
         begin_s = self.start_s + LEAD_IN * self.duration_s
         own = [r for r in self.requests if r.service_class == "immediate"]
-        counted = sorted((r for r in own if r.arrival_s >= begin_s), key=lambda r: r.arrival_s)
-        return np.array([[ttft_s(r) for r in counted], [tpot_s(r) for r in counted]], np.float64)
+        counted = [(ttft_s(r), tpot_s(r)) for r in own if r.arrival_s >= begin_s]
+        return np.array(counted, np.float64).T
+
+
+def _percentile(row: int, rank: int) -> Callable[[Measured], float]:
+    return lambda run: float(np.percentile(run.latencies_s()[row], rank))
+
+
+LATENCIES: dict[str, Callable[[Measured], float]] = {
+    "ttft_p50_s": _percentile(0, 50), "ttft_p99_s": _percentile(0, 99),
+    "tpot_p50_s": _percentile(1, 50), "tpot_p99_s": _percentile(1, 99),
+}  # fmt: skip
+METRICS: dict[str, Callable[[Measured], float]] = {
+    **LATENCIES,
+    "requests": lambda run: run.latencies_s().shape[1],
+    "deferred_per_s": lambda run: run.deferred_tokens_per_s,
+    "immediate_per_s": lambda run: run.immediate_tokens_per_s,
+}
 
 
 @dataclass(frozen=True, slots=True)
