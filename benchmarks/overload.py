@@ -30,19 +30,20 @@ RECIPE = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)  # comp
 HIGHEST = 2.0  # x the largest limit of all modes: where compare.sh compares the limits
 LEAST_ROUNDS = 8
 WITHIN = 0.03
-RUN_S = 4.0
+RUN_S = 4.0  # or longer where the machine is busy: three batches, whose tokens come at their end
+BATCHES, ROWS = 3, {"nobatch": 1, "static": 32, "dynamic": 32}
 SETTLE_S = 1.0  # of a run, not counted
 KNEE_S = 4.0  # of the closed loop that finds a limit
 
 
-def delivered(fleet: Fleet, system: System, rate: float, seed: int) -> float:
+def delivered(fleet: Fleet, system: System, rate: float, run_s: float, seed: int) -> float:
     """Output tokens a second at this rate of requests, once the queue has formed."""
-    workload = make(replace(RECIPE, requests=max(3, round(rate * RUN_S)), rate=rate, seed=seed))
+    workload = make(replace(RECIPE, requests=max(3, round(rate * run_s)), rate=rate, seed=seed))
     run = fleet.play(system, workload, f"{rate:.3g} requests/s", drain_s=0.0)
     failed = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failed:
         raise SystemExit(f"{system.name} at {rate:.3g} requests/s: {failed[0]}")
-    return tokens_between(table_of(run.outcomes), SETTLE_S, RUN_S) / (RUN_S - SETTLE_S)
+    return tokens_between(table_of(run.outcomes), SETTLE_S, run_s) / (run_s - SETTLE_S)
 
 
 def certain(rounds: int, found: Found) -> bool:
@@ -76,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             rates = [load * limit for load in args.loads]
             if highest > 1.1 * max(rates):
                 rates.append(highest)
-            sides = {f"{rate / limit:.1f}": partial(delivered, fleet, one, rate) for rate in rates}
+            run_s = max(RUN_S, BATCHES * ROWS[one.name] / limit)
+            sides = {
+                f"{rate / limit:.1f}": partial(delivered, fleet, one, rate, run_s) for rate in rates
+            }
             experiment = Experiment(
                 sides, {"tokens_per_s": float}, next(iter(sides)), of={"mode": one.name}
             )
