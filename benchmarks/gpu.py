@@ -1,7 +1,7 @@
 """The engine on a GPU, from a bare checkout, in two calls of at most four minutes each.
 
     python benchmarks/gpu.py A      # is it correct, and where does the time of a step go
-    python benchmarks/gpu.py B      # the modes, bare and over HTTP, and a peer
+    python benchmarks/gpu.py B      # the modes, bare and over HTTP
 
 It needs torch 2.11 and Triton 3.6, or newer, numpy and safetensors, and downloads nothing; what
 HTTP needs besides is in docs/gpu-machine.md. Weights are random. The parts stand in the order of
@@ -88,7 +88,6 @@ def parts_of(call: str, points: Sequence[Point], *, tiny: bool) -> list[Part]:
             Part("mixed", 70, partial(modes.bare, equal=False)),
             Part("http", 110, modes.over_http, apart=True),
             Part("equal", 50, partial(modes.bare, equal=True)),
-            Part("peer", 40, modes.peer),
             Part("memcheck", 40, modes.sanitizer, apart=True),
         ]
     gb_s = next((p.row.get("copy GB/s") for p in points if p.table == "the device"), None)

@@ -10,9 +10,10 @@ this project's fastest variant."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 
 import torch
@@ -21,7 +22,7 @@ from torch import nn
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, ratio_of
 from benchmarks.limits import WEIGHT_BYTES
-from client.experiment import Experiment, Found
+from client.experiment import Experiment
 from models.weights.source import STORED_BITS
 from runtime.linear.blocks import KINDS
 from runtime.linear.choice import layer_of
@@ -46,13 +47,9 @@ class Point:
     gain: Ratio | None  # the others' best time over our best; None if one is missing
 
 
-Layers = Mapping[str, Sequence[nn.Module]]  # of each variant, to be used one after the other
-
-
-def layers_of(precision: Precision, inputs: int, outputs: int, kept_bytes: int) -> Layers:
-    """Of every variant, as many of that size as have so many bytes of weights."""
-    each = inputs * outputs * _bytes_of(precision)
-    count = max(2, int(kept_bytes // each))
+def sides_of(precision: Precision, inputs: int, outputs: int) -> dict[str, list[nn.Module]]:
+    """Layers of every variant, to be used one after the other."""
+    count = max(2, int(KEPT_BYTES // (inputs * outputs * _bytes_of(precision))))
     matrices = [layer_of(precision, inputs, outputs) for _ in range(count)]
     offered = variants(precision)
     if precision in KINDS and len(offered) > 1:
@@ -60,42 +57,33 @@ def layers_of(precision: Precision, inputs: int, outputs: int, kept_bytes: int) 
     return {variant.name: [variant.make(matrix) for matrix in matrices] for variant in offered}
 
 
-@torch.inference_mode()
-def timed(
-    layers: Layers, precision: Precision, size: tuple[int, int], rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Found:  # fmt: skip
-    """Seconds of a layer for inputs of that size, the mean of each round, by variant."""
-    x = torch.randn(size).to(torch.float32 if precision == "float32" else torch.bfloat16)
-
-    def side(made: Sequence[nn.Module], _: int) -> float:
-        start_s = clock()
-        for layer in made:
-            layer(x)
-        return (clock() - start_s) / len(made)
-
-    sides = {name: partial(side, made) for name, made in layers.items()}
-    experiment = Experiment(sides, {"s": float}, "torch")
-    experiment.run(1)  # makes what the variants keep
-    return experiment.run(rounds)
+def turn(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
+    """Seconds of a layer."""
+    start_s = time.perf_counter()
+    for layer in layers:
+        layer(x)
+    return (time.perf_counter() - start_s) / len(layers)
 
 
 @torch.inference_mode()
 def measure(
     precision: Precision, inputs: int, outputs: int, rows: Sequence[int], rounds: int
-) -> list[Point]:
-    points = []
-    layers = layers_of(precision, inputs, outputs, KEPT_BYTES)
+) -> Iterator[Point]:
+    layers = sides_of(precision, inputs, outputs)
     for count in rows:
-        found = timed(layers, precision, (count, inputs), rounds)
+        x = torch.randn(count, inputs)
+        x = x if precision == "float32" else x.to(torch.bfloat16)
+        sides = {name: partial(turn, made) for name, made in layers.items()}
+        experiment = Experiment(sides, {"s": float}, "torch", lambda _, x=x: x)  # type: ignore[misc]
+        experiment.run(1)  # makes what the variants keep
+        found = experiment.run(rounds)
         us = {name: round(median(found.figures(name)) * 1e6, 1) for name in layers}
         ours, others = (
             min((n for n in us if (n in OTHERS) is other), key=us.__getitem__, default=None)
             for other in (False, True)
         )
         gain = ratio_of(found, others, ours) if ours and others else None
-        points.append(Point(precision, inputs, outputs, count, us, gain))
-    return points
+        yield Point(precision, inputs, outputs, count, us, gain)
 
 
 def _bytes_of(precision: Precision) -> float:
@@ -126,10 +114,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=ALL)
     args = parser.parse_args()
-    points = []
-    for precision in args.precisions:
-        for inputs, outputs in args.sizes:
-            points += measure(precision, inputs, outputs, args.rows, args.rounds)
+    points = [
+        point
+        for precision, size in product(args.precisions, args.sizes)
+        for point in measure(precision, *size, args.rows, args.rounds)
+    ]
     save({"points": [asdict(point) for point in points]}, card(points), args.out, "linear")
 
 

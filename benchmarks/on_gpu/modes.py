@@ -1,5 +1,4 @@
-"""The three modes on a GPU: the bare loop on the same requests, then streams over HTTP, and a peer
-on the same work."""
+"""The three modes on a GPU: the bare loop on the same requests, then streams over HTTP."""
 
 from __future__ import annotations
 
@@ -7,12 +6,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-
-import torch
 
 from benchmarks.bare import POLICY_OF, Job, offline_work, run_bare
 from benchmarks.http.client import Received
@@ -126,44 +122,6 @@ def _stream(url: str, options: Options, count: int) -> Received:
     asked = [(job.prompt, job.output_tokens) for job in work]
     stream_all(url, _model(options), asked[:2])  # warms
     return stream_all(url, _model(options), asked)
-
-
-def peer(options: Options, emit: Emit) -> None:
-    """`generate_batch` of transformers, its continuous batching, on the same requests and a network
-    of the same shape. It is the weakest peer: others are not installed on a bare machine."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    models = Models(options, NETWORK, 1, TOKENS)
-    of = models.network.config
-    limit = 2 if options.tiny else 64
-    work = jobs(of.vocab_size, limit, equal=True, tiny=options.tiny)
-    config = LlamaConfig(
-        vocab_size=of.vocab_size, hidden_size=of.n_embd, num_hidden_layers=of.n_layer,
-        num_attention_heads=of.n_head, num_key_value_heads=of.kv_heads, head_dim=of.head_dim,
-        intermediate_size=of.mlp_width, tie_word_embeddings=True, max_position_embeddings=TOKENS,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    del models
-    with torch.device(options.device):
-        network = LlamaForCausalLM(config)
-    network.to(options.dtype)  # type: ignore[arg-type]
-    asked = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=work[0].output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
-    own = None  # as large as the GPU's memory allows
-    if options.tiny:
-        own = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)
-    seconds = []
-    for _ in range(3):  # the first one warms
-        start_s = time.perf_counter()
-        found = network.generate_batch([job.prompt for job in work], asked, own)
-        seconds.append(time.perf_counter() - start_s)
-    tokens = sum(len(one.generated_tokens) for one in found.values())
-    emit(
-        "transformers.generate_batch, equal lengths",
-        {"requests": len(work), "tokens": tokens, "tokens/s": tokens / min(seconds[1:])},
-    )
 
 
 def sanitizer(options: Options, emit: Emit) -> None:

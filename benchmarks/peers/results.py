@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
-from benchmarks.harness.turns import Ratio, ratio, ratio_of
+from benchmarks.harness.turns import Ratio, ratio
 from benchmarks.limits import Limits, Pass
 from client.experiment import Found
 
@@ -49,39 +50,26 @@ def of_precision(found: Found, dtype: str) -> Found:
     return Found(replace(found.experiment, sides=sides, to=to, of={"dtype": dtype}), turns)
 
 
-def speed(rounds: Sequence[Result]) -> float:
-    return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
-
-
 def summary(
     found: Sequence[Found], limits: Limits, least_seconds: LeastSeconds
 ) -> Iterator[tuple[str, str, float | Ratio]]:
-    """Precision, figure and value: of ours to the best peers, and to the limit of the machine."""
-    speeds = {
-        (str(one.experiment.of["dtype"]), name): speed(rounds)
+    """Precision, figure and value: of ours to the best peer in any precision, and to the limit of
+    the machine."""
+    peers = [
+        (median(one.figures(name)), f"{name} in {one.experiment.of['dtype']}", one.figures(name))
         for one in found
-        for name, rounds in one.turns.items()
+        for name in one.turns
         if name not in (OURS, NOBATCH)
-    }
-    best_of_all = max(speeds, key=speeds.__getitem__, default=None)
+    ]
     for one in found:
-        if OURS not in one.turns:
-            continue
-        dtype, ours = str(one.experiment.of["dtype"]), one.turns[OURS]
-        own = {name: of for (own_dtype, name), of in speeds.items() if own_dtype == dtype}
-        if own:
-            best = max(own, key=own.__getitem__)
-            yield dtype, f"ours / the best peer ({best})", ratio_of(one, OURS, best)
-        if best_of_all is not None and best_of_all[0] != dtype:
-            its, name = best_of_all
-            theirs = next(f for f in found if f.experiment.of["dtype"] == its).figures(name)
-            told = f"ours / the best peer in any precision ({name} in {its})"
-            yield dtype, told, ratio(one.figures(OURS), theirs)
-        if NOBATCH in one.turns:
-            yield dtype, "ours / nobatch", ratio_of(one, OURS, NOBATCH)
-        limit = ours[0].tokens / least_seconds(ours[0].passes, dtype, limits)
-        yield dtype, "the machine's limit, tokens/s", round(limit, 1)
-        yield dtype, "ours / the machine's limit", round(speed(ours) / limit, 3)
+        if OURS in one.turns:
+            dtype, ours, figures = one.experiment.of["dtype"], one.turns[OURS][0], one.figures(OURS)
+            if peers:
+                _, name, theirs = max(peers)
+                yield str(dtype), f"ours / the best peer ({name})", ratio(figures, theirs)
+            limit = ours.tokens / least_seconds(ours.passes, str(dtype), limits)
+            yield str(dtype), "the machine's limit, tokens/s", round(limit, 1)
+            yield str(dtype), "ours / the machine's limit", round(median(figures) / limit, 3)
 
 
 def settings(found: Sequence[Found]) -> Iterator[tuple[object, str, str, str]]:

@@ -1,4 +1,4 @@
-"""Pictures for the pages: modes, policies, load, memory, a report, and the live page."""
+"""Pictures for the pages: modes, policies and load, and the film of the modes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 
-from benchmarks.pictures import memory, requests, save
+from benchmarks.pictures import requests, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe
 
@@ -49,7 +49,6 @@ def load(folder: Path) -> None:
 PICTURES: dict[str, Callable[[Path], None]] = {
     "modes": lambda folder: requests.draw(requests.MODES, folder / "modes.png"),
     "policies": lambda folder: requests.draw(requests.POLICIES, folder / "policies.png"),
-    "memory": memory.draw,
     "load": load,
 }
 

@@ -31,12 +31,6 @@ from benchmarks.harness.report import QUIET_CORES
 from benchmarks.record.table import DROPPED, TABLE, Recording
 from client.load.machine import ROOT, Company
 
-HINTS = {  # where the name of a need does not say how to meet it
-    "build/peers": "the peers' environments: python -m benchmarks.peers --install",
-    "ruff": "the packages of requirements-dev.txt",
-    "amx_int8": "a processor with AMX",
-    "build/text-inference-batcher": "a built checkout of text-inference-batcher in build/",
-}
 LOOK_S = 2.0
 NO_EFFECT = "^Figures unaffected:"  # in the message of a commit that only changes texts
 
@@ -86,7 +80,7 @@ def lacks(recording: Recording) -> str | None:
     for need in recording.needs:
         there = (ROOT / need).is_dir() or shutil.which(need, path=programs) is not None
         if not there and need not in Path("/proc/cpuinfo").read_text().split():
-            return HINTS.get(need, need)
+            return need
     return None
 
 
@@ -99,25 +93,21 @@ def listed(table: Sequence[Recording]) -> str:
         lines.append(
             f"{r.minutes:>7g}  {states[r.name]:<8}  {r.name:<36}  {commit(r):<21}  {r.folder}{note}"
         )
-    due = [r for r in table if states[r.name] in ("missing", "old") and lacks(r) is None]
-    lines += ["", f"{len(due)} are due, {sum(r.minutes for r in due):g} minutes"]
-    for kind, own in (("regular", [r for r in table if not r.rare]),
-                      ("rare", [r for r in table if r.rare])):  # fmt: skip
-        lines.append(f"all {kind} ones: {sum(r.minutes for r in own):g} minutes")
-    return "\n".join(lines)
+    due = [r.minutes for r in table if states[r.name] in ("missing", "old") and lacks(r) is None]
+    regular, rare = (sum(r.minutes for r in table if r.rare is kind) for kind in (False, True))
+    told = (
+        f"{len(due)} are due, {sum(due):g} minutes; all regular ones: {regular:g}, rare: {rare:g}"
+    )
+    return "\n".join([*lines, "", told])
 
 
-def quiet(patience_s: float) -> bool:
-    """Whether the machine is idle, or becomes idle within that time."""
-    give_up_s = time.monotonic() + patience_s
-    while True:
-        company = Company()
-        time.sleep(LOOK_S)
-        if (cores := company.cores()) <= QUIET_CORES:
-            return True
-        if time.monotonic() > give_up_s:
-            _say(f"others use {cores:.2f} of a core; at most {QUIET_CORES:g} is quiet")
-            return False
+def quiet() -> bool:
+    """Whether the machine is idle."""
+    company = Company()
+    time.sleep(LOOK_S)
+    if (cores := company.cores()) > QUIET_CORES:
+        _say(f"others use {cores:.2f} of a core; at most {QUIET_CORES:g} is quiet")
+    return cores <= QUIET_CORES
 
 
 def record(recording: Recording, root: Path = ROOT) -> bool:
@@ -181,10 +171,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="record these")
     parser.add_argument("--all", action="store_true", help="also recordings that are not old")
     parser.add_argument("--rare", action="store_true", help="also those that are made seldom")
-    parser.add_argument(
-        "--patience", type=float, default=0, metavar="MINUTES",
-        help="how long to wait for an idle machine (default: not at all)",
-    )  # fmt: skip
     args = parser.parse_args(argv)
     if args.list:
         print(listed(TABLE))
@@ -199,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say(f"{recording.name} left out: it needs {missing}")
             status = 1 if args.only else status
             continue
-        if not quiet(60 * args.patience):
+        if not quiet():
             return 1
         _say(f"{recording.name}: {recording.command}, about {recording.minutes:g} minutes")
         status = status if record(recording) else 1

@@ -142,6 +142,4 @@ TABLE: tuple[Recording, ...] = (
     ),
     run("pictures", 3, "pictures", "docs/img/modes.png",
         (*LOOP, "client/workloads", "client/report/pictures")),
-    run("screens", 2, "pictures.screens", "docs/img/watch-live.png",
-        (*SERVER, "watch", "client/report"), "ruff", "chromium"),
 )  # fmt: skip

@@ -9,34 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.gpu import main
 from benchmarks.on_gpu.points import Point, read, tables
-from benchmarks.on_gpu.work import SAMPLING, Decoding, Models, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# packages are hidden, but for what the benchmark may need and what that needs in turn
 HIDDEN = """
-import importlib.metadata, re, sys
-from pathlib import Path
-def plain(name):
-    return re.sub("[-_.]+", "-", name).lower()
-allowed, wanted = set(), ["torch", "triton", "numpy", "safetensors"]
-while wanted:
-    name = plain(wanted.pop())
-    try:
-        of = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        continue
-    if name in allowed:
-        continue
-    allowed.add(name)
-    wanted += [re.match(r"[\\w.-]+", r)[0] for r in of.requires or [] if "extra ==" not in r]
-for package, owners in importlib.metadata.packages_distributions().items():
-    if not set(map(plain, owners)) & allowed and package not in sys.stdlib_module_names:
-        sys.modules[package] = None  # an import of it fails
+import sys
+for package in (
+    "aiohttp", "dotenv", "flask", "gguf", "google", "grpc", "gunicorn", "huggingface_hub",
+    "llguidance", "matplotlib", "msgspec", "psutil", "pydantic", "requests", "scipy", "sqlalchemy",
+    "tiktoken", "tokenizers", "tqdm", "transformers",
+):
+    sys.modules[package] = None  # an import of it fails
 """
 RUN = """
 import runpy, sys
@@ -76,58 +62,55 @@ def begun(printed: Sequence[str]) -> list[str]:
     return [line.split(" s: ")[1] for line in printed if " s: " in line[:9]]
 
 
-# half of the first call's time: the server's own comparison, which tests/runtime/gpu has too
-WHOLE = pytest.mark.parametrize("left", ["self-checks", pytest.param("", marks=pytest.mark.long)])
+NO_TRITON = f"import sys\nsys.modules['triton'] = None\n{BARE}"
 
 
-@WHOLE
-def test_the_first_call_runs_from_a_bare_checkout(left: str, tmp_path: Path) -> None:
-    parts = ["device", "self-checks", "networks", "decodes of llama-3.2-1b", "attention", "kernels"]
-    parts = [part for part in parts if part != left]
-    points, printed = run(["A", "--parts", *parts], tmp_path)
+def test_both_calls_run_from_a_bare_checkout_and_without_triton(tmp_path: Path) -> None:
+    parts = ["device", "networks", "decodes of llama-3.2-1b"]
+    points, printed = run(["A", "--parts", *parts], tmp_path, code=NO_TRITON)
     assert not left_out(points)
     assert begun(printed) == parts
-    assert {p.row["found"] for p in points if p.table == "checks"} == {"agrees"}
-    judged = [p.row for p in points if p.table == "tokens beside a plain network in float32"]
-    ways = ["eager", "eager, lookahead", "graphs", "graphs, lookahead", "drafts", "plain torch"]
-    assert [row["way"] for row in judged] == 2 * ways
+    first = next(p.row for p in points if p.table == "checks")
+    assert str(first["found"]).startswith("ModuleNotFoundError")
+    judged = [p.row for p in points if p.table.startswith("tokens beside")]
+    assert [row["way"] for row in judged] == 2 * [
+        "eager",
+        "eager, lookahead",
+        "drafts",
+        "plain torch",
+    ]
     assert {row["not the best"] for row in judged} == {0}
-    assert {row.get("at temperature 1", 0) for row in judged} == {0}
     (step,) = [p.row for p in points if p.table.startswith("decode steps")]
-    assert all(isinstance(step[name], float) for name in ("served, lookahead", "served, none"))
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ["mixed", "peer", "memcheck"],  # without servers, which take as long as the others
-        pytest.param(["mixed", "http", "equal", "peer", "memcheck"], marks=pytest.mark.long),
-    ],
-    ids=len,
-)
-def test_the_second_call_runs_to_its_end(parts: list[str], tmp_path: Path) -> None:
-    points, printed = run(["B", "--parts", *parts], tmp_path, code=RUN)
+    assert isinstance(step["served, lookahead"], float)
+    points, _ = run(["B", "--parts", "mixed", "memcheck"], tmp_path / "B", code=NO_TRITON)
     assert set(left_out(points)) <= {"memcheck"}  # its tool is a part of CUDA's
-    assert begun(printed) == parts
     sides = [
         (p.row["mode"], p.row["lookahead"]) for p in points if p.table.startswith("modes, mixed")
     ]
     assert sides == [(mode, ahead) for mode in ("nobatch", "static", "dynamic") for ahead in (0, 1)]
+
+
+# the others take as long as the rest of these tests
+WHOLE = ["device", "self-checks", "networks", "decodes of llama-3.2-1b", "attention", "kernels"]
+
+
+@pytest.mark.parametrize(
+    "parts", [["device", "attention"], pytest.param(WHOLE, marks=pytest.mark.long)], ids=len
+)
+def test_the_kernels_agree_under_the_interpreter(parts: list[str], tmp_path: Path) -> None:
+    points, _ = run(["A", "--parts", *parts], tmp_path)
+    assert not left_out(points)
+    assert {p.row["found"] for p in points if p.table == "checks"} == {"agrees"}
+    judged = [p.row for p in points if p.table == "tokens beside a plain network in float32"]
+    assert {row["not the best"] for row in judged} <= {0}
+    assert {row.get("at temperature 1", 0) for row in judged} <= {0}
+
+
+@pytest.mark.long
+def test_no_stream_is_lost_over_http(tmp_path: Path) -> None:
+    points, _ = run(["B", "--parts", "http", "equal"], tmp_path, code=RUN)
     over_http = {p.row["mode"]: p.row["lost"] for p in points if p.table.startswith("over HTTP")}
-    assert over_http == ({"dynamic": 0, "launcher": 0} if "http" in parts else {})
-
-
-def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
-    options = Options.of(torch.device("cpu"), "auto", tiny=True, kernel=False)
-    model = Models(options, "gpt2-medium", 1, 212).get(graphs=False)
-    with pytest.raises(RuntimeError, match=r"2 rows of 212 tokens need 28 KV blocks, .* holds 14"):
-        Decoding(model, 2, 20, SAMPLING["greedy"])
-
-
-def test_a_part_that_no_call_has_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["A", "--parts", "prefil"])
-    assert "no part 'prefil' in call A; allowed: device, " in capsys.readouterr().err
+    assert over_http == {"dynamic": 0, "launcher": 0}
 
 
 TROUBLE = """
@@ -159,13 +142,12 @@ def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: P
     ]
 
 
-def test_without_time_or_triton_what_is_left_out_is_named(tmp_path: Path) -> None:
+def test_what_is_not_done_or_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["A", "--seconds", "0", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
     points = list(read(tmp_path / "points.jsonl"))
     assert set(left_out(points).values()) == {"no time left"}
-    code = f"import sys\nsys.modules['triton'] = None\n{BARE}"
-    points, _ = run(["A", "--parts", "device", "networks"], tmp_path, code=code)
-    first = next(p.row for p in points if p.table == "checks")
-    assert str(first["found"]).startswith("ModuleNotFoundError")
-    judged = [p.row["way"] for p in points if p.table.startswith("tokens beside")]
-    assert judged == 2 * ["eager", "eager, lookahead", "drafts", "plain torch"]
+    with pytest.raises(SystemExit):
+        main(["A", "--parts", "prefil"])
+    assert "no part 'prefil' in call A; allowed: device, " in capsys.readouterr().err

@@ -20,12 +20,7 @@ KERNELS = {
     "narrow by count (truncated)", "narrow by mass (truncated)", "narrow moments (truncated)",
     "narrow by typicality (truncated)",
 }  # fmt: skip
-PENALISED = {
-    name.replace("truncated", "truncated, penalties") for name in KERNELS if "truncated" in name
-}
 SCORES = ("race", "peak", "narrow")  # what their kernels' names begin with
-# The head's logits have the dtype and the alignment of logits with penalties: one kernel for both.
-ALIKE = {"llama-3-8b float32"}
 
 
 def compiled(*options: str) -> list[Compiled]:
@@ -37,7 +32,7 @@ def compiled(*options: str) -> list[Compiled]:
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def check(found: Sequence[Compiled], *, tried: bool = False) -> None:
+def check(found: Sequence[Compiled]) -> None:
     for kernel in found:
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.target], kernel
         assert kernel.stack_bytes == 0, kernel
@@ -46,23 +41,14 @@ def check(found: Sequence[Compiled], *, tried: bool = False) -> None:
         if kernel.kernel.startswith(SCORES) and "penalties" not in kernel.kernel:
             assert kernel.loads["128"] > 0, kernel  # 16 bytes of scores at once
             assert not {"8", "16"} & kernel.loads.keys(), kernel  # and nothing narrower than 4
-    for target in {kernel.target for kernel in found}:
-        of_target = [kernel for kernel in found if kernel.target == target]
-        names = {kernel.kernel for kernel in of_target}
-        assert names >= KERNELS
-        alike = {k.shape for k in of_target} <= ALIKE
-        assert names & PENALISED == (PENALISED if tried and not alike else set())
-        assert all(
-            kernel.dots == kernel.kernel.startswith(("attend", "decode"))
-            for kernel in of_target
-            if "float32" not in kernel.shape
-        )
+    assert {kernel.kernel for kernel in found} >= KERNELS
+    for kernel in found:
+        if "float32" not in kernel.shape:
+            assert kernel.dots == kernel.kernel.startswith(("attend", "decode")), kernel
 
 
 def test_the_kernels_fit_into_a_gpu() -> None:
-    found = compiled("--targets", "90")
-    assert {kernel.target for kernel in found} == {90}
-    check(found)
+    check(found := compiled("--targets", "90"))
     # five blocks of 128 threads to a multiprocessor of 65,536 registers need 102 or fewer
     assert all(kernel.registers <= 96 for kernel in found if kernel.kernel == "decode")
 
@@ -71,4 +57,4 @@ def test_the_kernels_fit_into_a_gpu() -> None:
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernels_fit_into_any_gpu(target: int, shape: str) -> None:
-    check(compiled("--targets", str(target), "--shapes", shape, "--tried"), tried=True)
+    check(compiled("--targets", str(target), "--shapes", shape, "--tried"))

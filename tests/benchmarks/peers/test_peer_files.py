@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers.checkpoint import Prepared, write_gguf
+from benchmarks.peers.checkpoint import write_gguf
 from benchmarks.peers.hub import write_folder
 from models.networks import Config
-from models.rope import Rope
 from models.shapes import SHAPES
 from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource
@@ -43,16 +42,7 @@ DECODERS = ["llama-3.2-1b", "smollm2-135m", "qwen3-0.6b", "gemma-3-270m"]
 OF_FAMILIES: dict[str, dict[str, Any]] = {"qwen2": {"family": "qwen2", "qkv_bias": True}}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"family": "smollm3"},
-        {"windows": (7,) * LAYERS},
-        {"ropes": (Rope(1e4), None) * (LAYERS // 2)},
-        {"ropes": (Rope(1e4, divisors=(1.0,) * 16),) * LAYERS},
-        {"ropes": (Rope(1e4, "yarn", 4.0, original=16),) * LAYERS},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"family": "smollm3"}, {"windows": (7,) * LAYERS}])
 def test_what_is_not_written_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     config: Config = replace(small("llama-3.2-1b").config, **changed)
     with pytest.raises(CheckpointError, match="written"):
@@ -94,17 +84,6 @@ def logits(source: WeightSource, ids: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_gguf_file_has_the_same_weights_and_shape(name: str, tmp_path: Path) -> None:
-    source = small(name)
-    write_gguf(source, tmp_path / "model.gguf", "float32")
-    found = GGUFSource(tmp_path / "model.gguf")
-    for piece in shapes_of(source.config):
-        assert torch.equal(values(found, piece), values(source, piece)), piece
-    ids = torch.arange(20) % 17
-    assert torch.allclose(logits(found, ids), logits(source, ids), atol=1e-5)
-
-
 def test_a_gguf_file_in_4_bits_has_its_head_in_8(tmp_path: Path) -> None:
     source = small("qwen3-0.6b")
     write_gguf(source, tmp_path / "model.gguf", "q4_0")
@@ -113,12 +92,5 @@ def test_a_gguf_file_in_4_bits_has_its_head_in_8(tmp_path: Path) -> None:
     assert kinds["wte.weight"] == "q8_0"
     assert kinds["blocks.0.q.weight"] == kinds["blocks.5.mlp_proj.weight"] == "q4_0"
     assert kinds["blocks.0.ln_1.weight"] == "F32"
-    error = values(found, "blocks.0.q.weight") - values(source, "blocks.0.q.weight")
-    assert error.abs().max() < 0.02  # a tenth of the largest of 32 weights of 0.02
-
-
-def test_a_model_that_is_no_file_has_none_to_read(tmp_path: Path) -> None:
-    prepared = Prepared.__new__(Prepared)
-    prepared.model, prepared.folder = "random:qwen3-0.6b", tmp_path
-    with pytest.raises(CheckpointError, match="no GGUF file"):
-        prepared.gguf("file")
+    for piece, allowed in (("blocks.0.q.weight", 0.02), ("wte.weight", 0.002), ("ln_f.weight", 0)):
+        assert (values(found, piece) - values(source, piece)).abs().max() <= allowed, piece
