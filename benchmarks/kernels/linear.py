@@ -116,8 +116,8 @@ def main() -> None:
     args = parser.parse_args()
     points = [
         point
-        for precision, size in product(args.precisions, args.sizes)
-        for point in measure(precision, *size, args.rows, args.rounds)
+        for precision, (inputs, outputs) in product(args.precisions, args.sizes)
+        for point in measure(precision, inputs, outputs, args.rows, args.rounds)
     ]
     save({"points": [asdict(point) for point in points]}, card(points), args.out, "linear")
 
