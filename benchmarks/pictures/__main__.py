@@ -18,16 +18,13 @@ from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe
 
 ARRIVALS = 4000
-SHAPES = (
-    "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp:peak=5,share=0.1,cycle=200",
-    "ramp:start=0.2", "plan:low", "plan:medium", "plan:high",
-)  # fmt: skip
+SHAPES = ("constant", "poisson", "gamma:cv=3", "plan:low", "plan:medium", "plan:high")
 
 
 def load(folder: Path) -> None:
     """Arrivals per hundredth of the time for every shape, one scale, with what it measures as."""
     figure, panels = plt.subplots(
-        len(SHAPES), 1, figsize=(9, 11), layout="constrained", sharex=True
+        len(SHAPES), 1, figsize=(9, 7.5), layout="constrained", sharex=True
     )
     for axes, shape in zip(panels, SHAPES, strict=True):
         process = parse_arrivals(shape)
