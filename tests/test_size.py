@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9973,
-    "benchmarks": 7638,
+    "benchmarks": 5988,
     "client": 10968,
     "deferred": 3567,
     "kernels": 1368,
@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 36502,
+    "tests": 36165,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
-SHORT_FILES = 60
+SHORT_FILES = 57
 LONG_FUNCTIONS = 16
 REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
 
