@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import attention_kernels
-from kernels.gpu.paged import attend_rectangle, queries_per_tile
+from kernels.gpu.paged import queries_per_tile
 from runtime.attention import (
     FOR_PROMPTS,
     Chunk,
@@ -170,7 +170,6 @@ def test_triton_computes_any_mixture(prompts, decodes, heads, dim, dtype, window
     ("lengths", "heads", "head_dim", "dtype", "window"),
     [
         ([(0, 5), (99, 1), (63, 1), (20, 37), (0, 1), (0, 70)], (2, 2), 16, F32, None),
-        ([(99, 1), (20, 37)], (2, 2), 16, F16, None),
         ([(99, 1), (20, 37), (0, 70)], (6, 2), 40, BF16, None),
         ([(600, 1), (255, 1), (256, 1), (7, 9), (0, 1)], (2, 2), 16, F32, None),  # split
         ([(600, 1), (19, 1), (120, 40), (0, 70)], (2, 2), 16, F32, 20),
@@ -187,16 +186,13 @@ def test_one_launch_of_triton_serves_prompts_chunks_and_decodes(
     check("triton", iteration(lengths, shape, heads[0], 0))
 
 
-@pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("by", BY_CPU)
-def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
-    by: str, window: int | None
-) -> None:
+def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(by: str) -> None:
     """And whatever is computed beside it. Kernels for prompts do not compute single tokens."""
     if by not in attention_kernels(80):
         pytest.skip("not on this machine")
     one = 2 if by in FOR_PROMPTS else 1
-    shape = KVShape(1, 2, 80, F32 if by == "attend_f32" else BF16, CPU, windows=(window,))
+    shape = KVShape(1, 2, 80, F32 if by == "attend_f32" else BF16, CPU, windows=(40,))
     whole = iteration([(0, 300), (30, 1), (70, 33)], shape, 6, seed=2)
     together, start = attended(whole, by, whole.spans), 0
     for length in (2, 31, 40, 3, one, 74, 150 - one):
@@ -208,21 +204,12 @@ def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
     assert torch.equal(attended(whole, by, whole.spans[1:2])[300], together[300])
 
 
-def test_a_decode_of_triton_does_not_depend_on_what_it_is_batched_with() -> None:
-    of = iteration([(199, 1), (499, 1)], KVShape(1, 2, 16, F32, DEVICE), 2, seed=0)
-    together = attended(of, "triton", of.spans)
-    for i in range(2):
-        assert torch.equal(attended(of, "triton", of.spans[i : i + 1])[i], together[i])
-
-
 @pytest.mark.parametrize(
     ("by", "head_dim", "past", "dtype", "window"),
     [
-        *(("kernel", 80, 37, dtype, window) for dtype in (F32, BF16) for window in (None, 20)),
-        *(("torch", 500, 37, dtype, window) for dtype in (F32, BF16) for window in (None, 20)),
-        ("triton", 16, 20, BF16, None),
+        *(("kernel", 80, 37, dtype, 20) for dtype in (F32, BF16)),
+        *(("torch", 500, 37, dtype, 20) for dtype in (F32, BF16)),
         ("triton", 16, 253, F32, None),  # the keys of some are split
-        pytest.param("triton", 16, 600, F32, 300, marks=pytest.mark.long),
     ],
 )
 def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_last_bit(
@@ -241,14 +228,6 @@ def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_la
     attended(other, by, of.spans[1:])
     assert torch.equal(torch.stack(alone), together[: drafted.length])
     assert same(of.pool, other.pool)
-
-
-def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refused = attention_kernels.__wrapped__
-    monkeypatch.setattr("kernels._amx_allowed", lambda library: False)
-    assert refused(64).keys() == attention_kernels(64).keys() - {"attend_amx_bf16"}
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.7, FOR_PROMPTS[0]), (0.8, "attend_bf16")])
@@ -297,15 +276,3 @@ def test_padding_does_not_reach_the_tokens_of_a_rectangle(lengths, done, seed) -
     for row, end in enumerate(starts):
         assert torch.equal(pool.keys[:, 1 + row, :end], alone.keys[:, 1 + row, :end])
         assert torch.equal(pool.values[:, 1 + row, :end], alone.values[:, 1 + row, :end])
-
-
-def test_the_twin_of_triton_is_plain_attention() -> None:
-    """With rows of different positions side by side."""
-    torch.manual_seed(0)
-    of = iteration([(20, 3), (5, 2)], KVShape(1, 2, 16, F32, CPU, windows=(9,)), 4, seed=0)
-    attended(of, "torch", of.spans)  # stores the new ones
-    tables = torch.tensor(np.stack([span.table.blocks for span in of.spans[:1]]))
-    found = attend_rectangle(
-        of.q[None, :3], of.pool.keys[0], of.pool.values[0], tables, torch.arange(20, 23)[None], 9
-    )
-    assert torch.allclose(found[0].double(), defined(of, 0, 9)[:3], atol=1e-6)

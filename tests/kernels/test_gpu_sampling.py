@@ -14,10 +14,10 @@ from triton.runtime.interpreter import GridExecutor
 
 import kernels.gpu.sampling
 from requested import Sampling
-from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, drawing_of
+from runtime.sampling.sampler import SPARE, Known, Sampler, drawing_of
 from seams import Opening
 from tests.examples import examples
-from tests.kernels.conftest import DEVICE, launched
+from tests.kernels.conftest import DEVICE
 from tests.runtime.test_sampling import CPU, mixture, row, samplings, some_logits
 
 TIE = 1e-4  # the best two scores are closer: rounding decides
@@ -53,23 +53,6 @@ def test_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type
     before = logits.clone()
     check(logits, rows)
     assert torch.equal(logits, before)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [50_257, 128_256, 151_936])
-@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8}], ids=str)
-def test_large_vocabularies(
-    asked: dict[str, float], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels.gpu.sampling, "PIECE", 4096)
-    logits = some_logits(1, 2, size).bfloat16()
-    check(logits, [row(Sampling(seed=i, temperature=0.8, **asked)) for i in range(2)])  # type: ignore[arg-type]
-
-
-def test_the_first_of_equal_tokens_at_a_boundary_are_kept() -> None:
-    asked = [{"top_k": 3}, {"top_p": 0.375}, {"typical_p": 0.375}]
-    rows = [row(Sampling(seed=i, **asked[i % 3])) for i in range(12)]  # type: ignore[arg-type]
-    assert set(Sampler(kernel=True).draw(torch.zeros(12, 8), rows).tolist()) == {0, 1, 2}
 
 
 def test_the_first_of_equally_good_tokens_wins_across_pieces() -> None:
@@ -121,24 +104,3 @@ def test_the_warm_up_compiles_what_any_batch_needs(monkeypatch: pytest.MonkeyPat
         assert called.found <= warmed.found
 
     any_batch()
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({}, ["race", "finish"]),
-        ({"min_p": 0.1}, ["peak", "race", "finish"]),
-        ({"top_p": 0.9}, ["peak", *["narrow"] * 6, "race", "finish"]),
-        ({"top_k": 9, "typical_p": 0.9}, ["peak", *["narrow"] * 13, "race", "finish"]),
-    ],
-    ids=str,
-)
-def test_a_step_takes_the_same_few_launches_for_any_rows(
-    asked: dict[str, float], expected: list[str]
-) -> None:
-    for rows in (1, 5):
-        known = [row(Sampling(**asked), 6)] * rows  # type: ignore[arg-type]
-        batch, logits = Batch(known, 50, CPU, kernel=True), torch.zeros(rows, 50)
-        with launched() as names:
-            batch.draw(logits)
-        assert names == expected

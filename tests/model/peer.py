@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,19 +53,21 @@ def load(folder: Path, mode: str, dtype: str = "float32") -> Executor:
 
 
 class LogitsTap:
-    """Keeps the logits that the model sampled from, iteration by iteration."""
+    """Keeps the logits that the model sampled from, iteration by iteration and by the text that
+    they follow."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: list[Tensor] = []
+        self.after: dict[tuple[int, ...], Tensor] = {}
         real = Sampler.draw
 
-        def tapped(
-            sampler: Sampler, logits: Tensor, rows: Sequence[Known], *_more: object
-        ) -> Tensor:
+        def draw(sampler: Sampler, logits: Tensor, rows: Sequence[Known], *more: Any) -> Tensor:
             self.seen.append(logits.float().clone())
-            return real(sampler, logits, rows)
+            for scores, row in zip(logits, rows, strict=True):
+                self.after[tuple(row.ids)] = scores.clone()
+            return real(sampler, logits, rows, *more)
 
-        monkeypatch.setattr(Sampler, "draw", tapped)
+        patch.setattr(Sampler, "draw", draw)
 
 
 @contextlib.contextmanager

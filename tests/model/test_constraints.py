@@ -6,16 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from batching import BatchingManager
 from benchmarks.bare import Tally
 from engine.inference import Inference
-from engine.iteration import Wait
-from generate.modes import MODES, ModeName, make_ledger
+from generate.modes import MODES, ModeName
 from model import LoadOptions, load_model
 from models.names import EMBEDDED
 from requested import Constraint, Sampling
@@ -27,11 +24,11 @@ from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Policy
-from tests.runtime.grammar.schemas import schemas
+from tests.model.served import answers, serve
+from tests.runtime.grammar.conftest import text_of
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
-PROMPT = "def answer():\n    return "
 PERSON = of_schema(
     {
         "type": "object",
@@ -57,53 +54,28 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(EMBEDDED)
 
 
-def loaded(mode: ModeName, tokenizer: Tokenizer) -> Executor:
-    model = load_model(LoadOptions(mode, EMBEDDED, "cpu", "float32", 0, max_batch_size=8))
-    model.grammars = Grammars(lambda: tokenizer)
-    return model
-
-
 @pytest.fixture(scope="module")
 def models(tokenizer: Tokenizer) -> dict[ModeName, Executor]:
-    return {mode: loaded(mode, tokenizer) for mode in MODES}
+    made = {}
+    for mode in MODES:
+        asked = LoadOptions(mode, EMBEDDED, "cpu", "float32", 0, max_batch_size=8)
+        made[mode] = load_model(asked)
+        made[mode].grammars = Grammars(lambda: tokenizer)
+    return made
 
 
 def generated(
     model: Executor,
     tokenizer: Tokenizer,
     asked: Sequence[Sampling],
+    most: int = 80,
     *,
     mode: ModeName = "dynamic",
     policy: Policy | None = None,
-    most: int = 80,
-    rows: int = 8,
-    lookahead: int = 0,
-    prompt: Sequence[int] | None = None,
 ) -> tuple[list[Inference], Tally]:
-    tally = Tally()
-    manager = BatchingManager(
-        policy or Orca(), tally, max_batch_size=rows, max_waiting=len(asked), lookahead=lookahead
-    )
-    manager.serve(model, make_ledger(mode, model))
-    ids = tokenizer.encode(PROMPT) if prompt is None else prompt
+    ids = tokenizer.encode("def answer():\n    return ")
     inferences = [Inference(ids, most, s, 0.0, end_ids=tokenizer.end_ids) for s in asked]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while not isinstance(manager.step(MODES[mode].lay_out, lambda: 0.0), Wait):
-        pass
-    assert all(inference.ended for inference in inferences)
-    return inferences, tally
-
-
-def text_of(tokenizer: Tokenizer, inference: Inference) -> str:
-    ids = inference.ids[inference.prompt_tokens :]
-    return b"".join(
-        tokenizer.token_bytes(token) for token in ids if token not in tokenizer.end_ids
-    ).decode()
-
-
-def answers(inferences: Sequence[Inference]) -> list[list[int]]:
-    return [inference.ids[inference.prompt_tokens :] for inference in inferences]
+    return inferences, serve(model, inferences, policy or Orca(), mode=mode, rows=8)
 
 
 ASKED = [
@@ -129,7 +101,7 @@ def test_answers_are_the_same_in_every_mode(
     assert answers(together) == answers(alone)
     for i in (0, 2, 3):
         assert together[i].end == "stop"
-        value = json.loads(text_of(tokenizer, together[i]))
+        value = json.loads(text_of(tokenizer, answers(together)[i]))
         Draft202012Validator(json.loads(PERSON.text)).validate(value)
     assert any(record.num_generated > record.num_drawn for record in tally.iterations)
 
@@ -154,8 +126,8 @@ def test_rows_without_a_constraint_are_unchanged_to_the_bit(
     free = [Sampling(seed=seed, logprobs=5) for seed in range(4)]
     beside = [Sampling(seed=seed, logprobs=5, constraint=PERSON) for seed in range(4)]
     others = [Sampling(seed=seed, logprobs=5) for seed in range(10, 14)]
-    with_masks, _ = generated(models["dynamic"], tokenizer, [*free, *beside], most=12)
-    without, _ = generated(models["dynamic"], tokenizer, [*free, *others], most=12)
+    with_masks, _ = generated(models["dynamic"], tokenizer, [*free, *beside], 12)
+    without, _ = generated(models["dynamic"], tokenizer, [*free, *others], 12)
     assert answers(with_masks)[:4] == answers(without)[:4]
     assert [i.logprobs for i in with_masks[:4]] == [i.logprobs for i in without[:4]]
 
@@ -164,12 +136,12 @@ def test_no_more_than_max_tokens_are_generated(
     models: dict[ModeName, Executor], tokenizer: Tokenizer
 ) -> None:
     for most in range(1, 14):
-        (inference,), _ = generated(models["dynamic"], tokenizer, ASKED[:1], most=most)
+        (inference,), _ = generated(models["dynamic"], tokenizer, ASKED[:1], most)
         assert (inference.end, len(inference.ids) - inference.prompt_tokens) == ("length", most)
 
 
 def test_a_row_that_fails_ends_alone(
-    models: dict[ModeName, Executor], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    models: dict[ModeName, Executor], tokenizer: Tokenizer
 ) -> None:
     model = models["dynamic"]
     # valid, and too much for the limits of a step
@@ -179,50 +151,6 @@ def test_a_row_that_fails_ends_alone(
     expected, _ = generated(model, tokenizer, ASKED[:3])
     found, _ = generated(model, tokenizer, asked)
     assert answers(found)[:3] == answers(expected)
-    assert found[3].end == "failed"
-    assert found[3].cause == "constraint"
+    assert (found[3].end, found[3].cause) == ("failed", "constraint")
     assert "missing" in (found[3].error or "")
     assert len(found[3].ids) == found[3].prompt_tokens
-
-
-def test_a_model_without_grammars_fails_what_has_a_constraint(tokenizer: Tokenizer) -> None:
-    model = load_model(LoadOptions("dynamic", EMBEDDED, "cpu", "float32", 0, max_batch_size=8))
-    (bad, good), _ = generated(model, tokenizer, ASKED[:2], most=4)
-    assert (bad.end, good.end) == ("failed", "length")
-
-
-@pytest.mark.parametrize("number", range(0, 200, 7))
-def test_finished_answers_of_a_model_are_values_of_their_schemas(
-    number: int, models: dict[ModeName, Executor], tokenizer: Tokenizer
-) -> None:
-    group = schemas()[number : number + 7]
-    check_answers(models["dynamic"], tokenizer, group, 120, tokenizer.encode(PROMPT))
-
-
-def check_answers(
-    model: Executor, tokenizer: Tokenizer, group: list[dict[str, object]], most: int,
-    prompt: Sequence[int],
-) -> int:  # fmt: skip
-    """How many finished."""
-    asked = [Sampling(seed=i, constraint=of_schema(schema)) for i, schema in enumerate(group)]
-    inferences, _ = generated(
-        model, tokenizer, asked, most=most, rows=min(len(group), 64), prompt=prompt
-    )
-    for schema, inference in zip(group, inferences, strict=True):
-        assert inference.end in ("stop", "length"), inference.error
-        if inference.end == "stop":
-            value = json.loads(text_of(tokenizer, inference))
-            Draft202012Validator(schema).validate(value)
-    return sum(inference.end == "stop" for inference in inferences)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_finished_answers_of_smollm2_are_values_of_their_schemas(smollm2_file: Path) -> None:
-    tokenizer = load_tokenizer(str(smollm2_file))
-    model = load_model(
-        LoadOptions("dynamic", str(smollm2_file), "cpu", "auto", 0, max_batch_size=64)
-    )
-    model.grammars = Grammars(lambda: tokenizer)
-    prompt = tokenizer.encode("An example of the JSON value that is asked for:\n")
-    assert check_answers(model, tokenizer, schemas(), 200, prompt) > 150

@@ -7,23 +7,19 @@ In float64, so that what a row is batched with changes no token.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import runtime.executor
 import runtime.iteration
-from batching import BatchingManager
-from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Iteration
-from generate.modes import MODES, ModeName, make_ledger
+from generate.modes import ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from requested import Sampling
@@ -34,6 +30,7 @@ from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Opening, Outcome, Policy, Step
+from tests.model.served import serve
 
 VOCAB, BLOCKS = 97, 24
 CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=16)
@@ -71,15 +68,7 @@ POLICIES: list[tuple[ModeName, Callable[[], Policy]]] = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, the iteration at which it arrives, and the one at which its client leaves."""
-
-    prompt: list[int]
-    tokens: int
-    sampling: Sampling
-    arrival: int
-    leaves: int | None
+Asked = tuple[list[int], int, Sampling, int]  # with the step at which it arrives
 
 
 samplings = st.builds(
@@ -99,26 +88,16 @@ samplings = st.builds(
     logprobs=st.sampled_from([None, 2]),
     prompt_logprobs=st.sampled_from([None, 1]),
 )
-asked = st.builds(
-    Asked,
-    prompt=st.builds(
+asked = st.tuples(
+    st.builds(
         lambda shared, own: COMMON[:shared] + own,
         st.sampled_from([0, 20, 32]),
         st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
     ),
-    tokens=st.integers(1, 8),
-    sampling=samplings,
-    arrival=st.integers(0, 8),
-    leaves=st.none() | st.integers(0, 12),
+    st.integers(1, 8),
+    samplings,
+    st.integers(0, 8),
 )
-
-
-@dataclass
-class Played:
-    requests: list[Inference]
-    preemptions: int = 0
-    most_in_flight: int = 0
-    departed: set[int] = field(default_factory=set)
 
 
 def play(
@@ -126,43 +105,23 @@ def play(
     mode: ModeName,
     policy: Policy,
     work: Sequence[Asked],
+    left: Mapping[int, int],
     limit: int,
     ledger: Ledger,
     lookahead: int,
-) -> Played:
-    """Steps of a virtual clock; each begins an iteration, and finishes one if enough are in
-    flight."""
-    manager = BatchingManager(
-        policy, Tally(), max_batch_size=limit, max_waiting=100, lookahead=lookahead
-    )
-    manager.serve(model, ledger)
+) -> list[Inference]:
+    """`left`: the requests that leave, each with the step at which it does."""
     requests = [
-        Inference(
-            of.prompt, of.tokens, of.sampling, of.arrival, end_ids=frozenset(of.sampling.end_ids)
-        )
-        for of in work
+        Inference(ids, n, sampling, arrival, end_ids=frozenset(sampling.end_ids))
+        for ids, n, sampling, arrival in work
     ]
-    played = Played(requests)
-    for now in range(1000):
-        for i, of in enumerate(work):
-            if of.arrival == now:
-                manager.enqueue(requests[i])
-            if of.leaves is not None and of.arrival + of.leaves == now and not requests[i].ended:
-                manager.cancel(requests[i])
-                played.departed.add(i)
-        begun = manager.begin(float(now), MODES[mode].lay_out)
-        played.most_in_flight = max(played.most_in_flight, len(manager.in_flight))
-        if manager.in_flight and (
-            not isinstance(begun, Iteration) or len(manager.in_flight) > lookahead
-        ):
-            landed = manager.in_flight[0].outcome()
-            assert isinstance(landed, Outcome), landed
-            manager.finish(float(now), landed)
-        elif not manager.in_flight and all(of.arrival < now for of in work):
-            break
-    assert manager.memory.used == 0
-    played.preemptions = sum(request.num_preemptions for request in requests)
-    return played
+    leaving = {step: [requests[i] for i in left if left[i] == step] for step in left.values()}
+    serve(
+        model, requests, policy, ledger,
+        mode=mode, rows=limit, lookahead=lookahead, leaving=leaving,
+    )  # fmt: skip
+    assert not any(request.error for request in requests)
+    return requests
 
 
 def ledger_of(model: Executor, mode: ModeName, blocks: int | None) -> Ledger:
@@ -174,48 +133,33 @@ def ledger_of(model: Executor, mode: ModeName, blocks: int | None) -> Ledger:
 
 @given(
     work=st.lists(asked, min_size=1, max_size=6),
+    left=st.dictionaries(st.integers(0, 5), st.integers(8, 14), max_size=2),
     limit=st.integers(1, 4),
     of=st.sampled_from(POLICIES),
     blocks=st.none() | st.integers(6, 9),
 )
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_with_an_iteration_in_flight_tokens_and_logprobs_are_the_same(
-    models, work, limit, of, blocks
-):  # type: ignore[no-untyped-def]
+@example([([n] * 14, 12, PENALTIES, 0) for n in range(4)], {}, 4, POLICIES[2], 6)  # preempts
+@settings(max_examples=10)
+def test_with_an_iteration_in_flight_tokens_and_logprobs_are_the_same(  # type: ignore[no-untyped-def]
+    models, work, left, limit, of, blocks
+) -> None:
     """Over all settings, preemptions, departures and prefix hits. Who leaves may have received
     more tokens in one of the two."""
     mode, policy = of
-    model = models[mode]
+    model, left = models[mode], {i: at for i, at in left.items() if i < len(work)}
     plain, ahead = (
-        play(model, mode, policy(), work, limit, ledger_of(model, mode, blocks), lookahead)
+        play(model, mode, policy(), work, left, limit, ledger_of(model, mode, blocks), lookahead)
         for lookahead in (0, 1)
     )
-    for i, (expected, found) in enumerate(zip(plain.requests, ahead.requests, strict=True)):
-        assert not expected.error
-        assert not found.error
-        of_prompt = [(s.token, s.logprob) for s in found.prompt_logprobs]
-        pairs = list(zip(expected.ids, found.ids, strict=i not in ahead.departed | plain.departed))
+    for i, (expected, found) in enumerate(zip(plain, ahead, strict=True)):
+        pairs = list(zip(expected.ids, found.ids, strict=i not in left))
         assert all(a == b for a, b in pairs)
-        for a, b in zip(expected.logprobs, found.logprobs, strict=False):
+        for a, b in zip(expected.logprobs, found.logprobs, strict=i not in left):
             assert a.token == b.token
             assert abs(a.logprob - b.logprob) < 1e-5
-        if i not in ahead.departed | plain.departed:
+        if i not in left:
             assert expected.end == found.end
-            assert len(expected.logprobs) == len(found.logprobs)
-            assert len(expected.prompt_logprobs) == len(of_prompt)
-
-
-def test_the_iterations_of_the_test_above_do_overlap_and_preempt(models) -> None:  # type: ignore[no-untyped-def]
-    work = [Asked([n] * 14, 12, PENALTIES, 0, None) for n in range(4)]
-    model = models["dynamic"]
-    plain, ahead = (
-        play(model, "dynamic", Orca(), work, 4, ledger_of(model, "dynamic", 6), lookahead)
-        for lookahead in (0, 1)
-    )
-    assert plain.most_in_flight == 1
-    assert ahead.most_in_flight == 2
-    assert ahead.preemptions > 0
-    assert [r.ids for r in ahead.requests] == [r.ids for r in plain.requests]
+            assert len(expected.prompt_logprobs) == len(found.prompt_logprobs)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,10 @@ def write_gguf(peer: Any, path: Path, kind: Kind = Kind.F32) -> None:
             order = as_stored(hub_name, rows, architecture, config)[:, 0].astype(np.int64)
             state[hub_name][torch.from_numpy(order)] = rounded
     peer.load_state_dict(state)
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
@@ -34,51 +33,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def logits_of(network: GPT, tokens: torch.Tensor) -> torch.Tensor:
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    logits: torch.Tensor = network.head(network(tokens, positions, causal_attention))
-    return logits
-
-
-@torch.no_grad()
-def test_transformers_reads_our_checkpoints(folder: Path) -> None:
-    tokens = torch.arange(20).view(1, -1)
-    peer = GPT2LMHeadModel.from_pretrained(folder).eval()
-    ours = logits_of(load_checkpoint(folder), tokens)
-    assert (peer(tokens).logits - ours).abs().max() < 1e-5
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 def test_checkpoints_of_transformers_are_read_also_in_shards(
     tmp_path: Path, activation: str
 ) -> None:
-    peer = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=61,
-            n_positions=32,
-            n_embd=32,
-            n_layer=2,
-            n_head=2,
-            activation_function=activation,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ).eval()
+    sizes = {"vocab_size": 61, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    peer = GPT2LMHeadModel(GPT2Config(**sizes, activation_function=activation)).eval()
     peer.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     tokens = torch.arange(20).view(1, -1)
-    assert (peer(tokens).logits - logits_of(load_checkpoint(tmp_path), tokens)).abs().max() < 1e-5
-
-
-def test_names_without_the_transformer_prefix_are_read_as_the_hub_has_them(folder: Path) -> None:
-    expected = load_checkpoint(folder).state_dict()
-    tensors = load_file(folder / "model.safetensors")
-    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    bare["h.0.attn.bias"] = torch.ones(1)  # the causal mask that old exports carry along
-    save_file(bare, folder / "model.safetensors")
-    loaded = load_checkpoint(folder).state_dict()
-    assert all(torch.equal(tensor, loaded[name]) for name, tensor in expected.items())
+    network = load_checkpoint(tmp_path)
+    logits = network.head(network(tokens, torch.arange(20)[None], causal_attention))
+    assert (peer(tokens).logits - logits).abs().max() < 1e-5
 
 
 def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
@@ -92,12 +59,6 @@ def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
     assert not torch.equal(first.wte.weight, other.wte.weight)
 
 
-def test_the_shape_named_gpt2_has_as_many_parameters_as_published() -> None:
-    with torch.device("meta"):
-        network = GPT(GPT2_SHAPES["gpt2"])
-    assert sum(p.numel() for p in network.parameters()) == 124_439_808
-
-
 def change(folder: Path, **fields: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -106,13 +67,10 @@ def change(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba', supported: gpt2, llama, mistral"),
         ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
-        ({"add_cross_attention": True}, "add_cross_attention is True, supported: False"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
         ({"n_layer": "two"}, "field missing or not a number"),
-        ({"n_layer": 3}, "tensors are missing: blocks.2"),
         ({"n_positions": 64}, "has shape (32, 32), config.json implies (64, 32)"),
     ],
 )
@@ -135,20 +93,6 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
 def test_an_unknown_model_is_refused_with_what_is_allowed(name: str) -> None:
     with pytest.raises(CheckpointError, match="gpt2, gpt2-medium, gpt2-large, gpt2-xl"):
         load_network(name, torch.device("cpu"), torch.float32, 0)
-
-
-def test_an_unreachable_hub_is_reported_with_the_alternatives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    import huggingface_hub
-
-    def unreachable(*_: object, **__: object) -> str:
-        raise ConnectionError("no route to the hub")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match=r"no route to the hub.*--model embedded"):
-        load_network("gpt2", torch.device("cpu"), torch.float32, 0)
 
 
 def in_the_cache(cache: Path, commit: str, seed: int) -> Path:

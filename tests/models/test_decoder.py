@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from models.decoder import Decoder, RMSNorm
+from models.decoder import Decoder
 from models.networks import Network
 from models.part import Part
-from models.weights.config import describe
 from models.weights.folder import FolderSource
 from models.weights.loader import load
 from models.weights.source import CheckpointError
@@ -27,52 +26,6 @@ from tests.support.process import free_port
 
 TOLERANCE = 1e-4  # of a logit, float32
 CPU = torch.device("cpu")
-# what `PretrainedConfig` of transformers 4 may write into any file, and other tools
-IGNORED = [
-    "attn_implementation",
-    "bad_words_ids",
-    "badwordsids",
-    "begin_suppress_tokens",
-    "chunk_size_feed_forward",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "id2label",
-    "length_penalty",
-    "max_length",
-    "max_sequence_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_scores",
-    "prefix",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "sep_token_id",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torchscript",
-    "typical_p",
-    "use_bfloat16",
-    "use_flash_attn",
-    "xla_device",
-]
 BLOCKS = CONTEXT // BLOCK_TOKENS
 
 
@@ -135,32 +88,7 @@ def test_logits_equal_those_of_transformers_in_chunks_and_in_company(
     assert (at, there) == (90, 60)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_row_does_not_depend_on_the_rows_beside_it(
-    name: str, checkpoints: dict[str, tuple[Path, Any]]
-) -> None:
-    """But for the products of torch's own linear layers: norms, rotations and gates."""
-    network = load(FolderSource(checkpoints[name][0]))
-    x = torch.randn(65, network.config.n_embd)
-    norm = next(m for m in network.modules() if type(m) is not RMSNorm and isinstance(m, RMSNorm))
-    assert torch.equal(norm(x, x)[1][7], norm(x[7:8], x[7:8])[1][0])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_only_kept_places_are_computed_to_the_end(
-    name: str, checkpoints: dict[str, tuple[Path, Any]]
-) -> None:
-    network = load(FolderSource(checkpoints[name][0]))
-    ids = torch.tensor(tokens_of(3, 20))
-    table = BlockTable(range(BLOCKS))
-    for kept in ([3, 19], []):
-        attend = RaggedAttention([Span(0, 20, 0, table)], pool_of(network, 1))
-        whole = network(ids, torch.arange(20), attend)
-        some = network(ids, torch.arange(20), attend, torch.tensor(kept, dtype=torch.int64))
-        assert torch.allclose(some, whole[kept], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(
     name: str, checkpoints: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -235,37 +163,19 @@ def test_the_names_of_older_configurations_mean_the_same(
     assert FolderSource(tmp_path).config == FolderSource(folder).config
 
 
-def test_fields_that_compute_nothing_are_ignored() -> None:
-    from transformers import LlamaConfig
-
-    fields = LlamaConfig().to_dict()
-    assert describe({**dict.fromkeys(IGNORED, 3), **fields}) == describe(fields)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model_type": "mixtral"}, "model_type is 'mixtral', supported: gpt2, llama, mistral"),
-        ({"model_type": ["llama"]}, "model_type is ['llama'], supported"),
         ({"attention_bias": True}, "attention_bias is True, supported: False"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', supported: silu, gelu_pytorch_tanh"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "RoPE scaling is 'longrope', supported"),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}},
-            "mscale of RoPE",
-        ),
         ({"rope_parameters": 3}, "rope_parameters is 3, supported: an object"),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' has no factor"),
         ({"num_key_value_heads": 3}, "4 attention heads of 16 over 3 heads of keys"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two', supported: a number"),
         ({"hidden_size": -64}, "hidden_size is -64, supported: a number of 1 or more"),
-        (
-            {"pruned_heads": {"0": [1]}},
-            "pruned_heads is {'0': [1]}, and this field is not supported",
-        ),
         ({"residual_multiplier": 0.22}, "residual_multiplier is 0.22, and this field is not supp"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq', allowed"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', supported: true or false"),
         ({"num_hidden_layers": 4}, "tensors are missing: blocks.3.ln_1.weight"),
         ({"intermediate_size": 96}, "implies (96, 64)"),
     ],

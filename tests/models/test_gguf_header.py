@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.weights.gguf_header import GGUFError, read_header
+from tests.models.gguf_files import finish
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer.add_tensor("a.weight", np.arange(6, dtype=np.float32).reshape(3, 2))
     blocks = np.zeros((4, 34), np.uint8)
     writer.add_tensor("b.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 
@@ -73,17 +71,9 @@ def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) ->
         (b"", "it ends within the magic"),
         (b"PK\x03\x04" + bytes(64), "it is no GGUF file"),
         (b"GGUF" + number(">I", 3) + bytes(64), "it is big-endian, allowed: little-endian"),
-        (b"GGUF" + number("<I", 1) + bytes(64), "its version is 1, allowed: 2, 3"),
-        (file(named=2**40), "it has 1099511627776 tensors, allowed: up to 65536"),
-        (file(count=2**63), "keys, allowed: up to 65536"),
-        (file(number("<Q", 2**60), 1), "it has 1152921504606846976 bytes in a key, allowed"),
         (file(number("<Q", 2000), 1), "it ends within a key"),
         (file(text("a") + number("<I", 13), 1), "key 'a' is of type 13, allowed"),
         (file((text("a") + number("<I", 0) + b"\1") * 2, 2), "key 'a' occurs twice"),
-        (
-            file(text("a") + number("<I", 9) + number("<I", 4) + number("<Q", 2**50), 1),
-            "values of key 'a', allowed: up to",
-        ),
         (
             file(text("a") + number("<I", 9) + number("<I", 9) + number("<Q", 1), 1),
             "key 'a' is of type 9, allowed",
@@ -92,7 +82,6 @@ def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) ->
             file(text("general.alignment") + number("<I", 4) + number("<I", 33), 1),
             "general.alignment is 33, allowed: a power of two",
         ),
-        (file(tensors=tensor("t", (2,) * 5), named=1), "it has 5 dimensions of tensor 't'"),
         (file(tensors=tensor("t", (2,), kind=10), named=1), "tensor 't' is of type 10, supported"),
         (file(tensors=tensor("t", (33, 2), kind=8), named=1), "no multiple of 32 values"),
         (file(tensors=tensor("t", (2**33, 2**33)), named=1), "tensor 't' has shape"),
@@ -149,7 +138,6 @@ COUNTED = text("a") + number("<I", 9)  # a key whose value is an array
         (file(count=2**63)[:24], "it has 9223372036854775808 keys"),
         (file(number("<Q", 2**60), 1)[:32], "bytes in a key"),
         # beyond what is allowed
-        (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**50), "values of key 'a', allowed"),
         (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**24), "values of key 'a', allowed"),
         (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**21), "values of key 'a', allowed"),
         # allowed, but beyond the file
@@ -175,8 +163,3 @@ def test_what_a_lying_count_announces_is_not_read(
         read_header(path)
     assert message in str(refused.value)
     assert Counting.taken == len(head)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match="cannot be read"):
-        read_header(tmp_path / "none.gguf")

@@ -37,12 +37,11 @@ def folder(network: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shards", [2, 3])
 def test_the_partial_results_of_all_shards_make_those_of_the_network(
-    network: GPT, folder: Path, shards: int
+    network: GPT, folder: Path
 ) -> None:
-    parts: list[Any] = [load_checkpoint(folder, Part(rank, shards)) for rank in range(shards)]
-    torch.manual_seed(shards)
+    parts: list[Any] = [load_checkpoint(folder, Part(rank, 3)) for rank in range(3)]
+    torch.manual_seed(3)
     x = torch.randn(5, CONFIG.n_embd)
     whole: Any = network.blocks[1]
     blocks = [part.blocks[1] for part in parts]

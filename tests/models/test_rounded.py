@@ -10,7 +10,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from model import LoadOptions, load_model
 from models.part import WHOLE, Part
 from models.weights.gguf import GGUFSource
 from models.weights.loader import held_bytes, load
@@ -18,6 +17,7 @@ from models.weights.source import CHUNK_VALUES
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import FAMILIES
+from tests.models.gguf_files import finish
 from tests.models.test_gguf import k_file, written
 
 
@@ -76,10 +76,7 @@ def test_a_layer_of_several_types_is_rounded_and_others_stay(tmp_path: Path) -> 
             writer.add_tensor(name, data, raw_dtype=Kind.Q5_1)
         else:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     network = kept(other)
     assert [network.blocks[layer].qkv.kind for layer in (0, 1)] == ["q8_0", "q4_1"]
     assert network.blocks[0].gate_up.kind == "q4_1"
@@ -100,12 +97,3 @@ def test_the_sum_of_memory_counts_what_they_become(tmp_path: Path) -> None:
     held = sum(p.numel() for p in panels.values()) + norms
     counted = held_bytes(source, WHOLE, torch.float32, BLOCK_LAYERS)
     assert counted <= held <= 1.1 * counted, "panels are padded to whole ones"
-
-
-def test_auto_computes_in_8_bits_and_says_so(tmp_path: Path) -> None:
-    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q5_0)
-    model = load_model(LoadOptions("dynamic", str(path), "cpu", "auto", 0, 2))
-    assert model.info.dtype == "q8_0"
-    assert {kernel.split()[0] for kernel in model.info.kernels.values()} == {"q8_0"}
-    plain = load_model(LoadOptions("dynamic", str(path), "cpu", "bfloat16", 0, 2))
-    assert {kernel.split()[0] for kernel in plain.info.kernels.values()} == {"bfloat16"}

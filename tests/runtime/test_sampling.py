@@ -86,11 +86,6 @@ samplings = st.builds(
 )
 
 
-def test_greedy_takes_the_first_of_the_best() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, -1.0]])
-    assert sample(logits, [row(Sampling(temperature=0))] * 2).tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("top_p", "kept", "most"),
     [(1.0, [0, 1, 2, 3, 4], 18.5), (0.8, [1, 3, 4], 13.8)],  # 99.9 % points of 4 and 2 degrees
@@ -160,15 +155,10 @@ def test_the_first_of_equal_tokens_at_a_boundary_are_kept(drawn_by) -> None:  # 
 
 
 @pytest.mark.parametrize("drawn_by", [sample, twin])
-@pytest.mark.parametrize("name", ["top_p", "typical_p"])
-def test_a_mass_that_is_0_in_float32_leaves_one_token(drawn_by, name) -> None:  # type: ignore[no-untyped-def]
+def test_a_mass_that_is_0_in_float32_leaves_one_token(drawn_by) -> None:  # type: ignore[no-untyped-def]
     logits = some_logits(0, 1, 400).expand(50, -1)
-    rows = [row(Sampling(seed=i, **{name: mass(1e-46)})) for i in range(len(logits))]  # type: ignore[arg-type]
-    (token,) = set(drawn_by(logits, rows).tolist())
-    log_p = logits[0].log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum()
-    typical = (-log_p - entropy).abs().argmin()
-    assert token == (logits[0].argmax() if name == "top_p" else typical)
+    rows = [row(Sampling(seed=i, top_p=mass(1e-46))) for i in range(len(logits))]
+    assert set(drawn_by(logits, rows).tolist()) == {int(logits[0].argmax())}
 
 
 def penalised(logits: Tensor, known: Opening) -> Tensor:
@@ -246,22 +236,11 @@ def test_the_kernel_draws_what_its_twin_draws_and_only_what_is_allowed(  # type:
 
 
 @needs_kernel
-@pytest.mark.parametrize(
-    "asked", [{}, {"top_p": 0.9}, {"top_p": 0.1}, {"top_k": 50, "top_p": 0.8}, {"top_k": 20_000}]
-)
+@pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.8}, {"top_k": 20_000}])
 def test_the_kernel_draws_what_its_twin_draws_from_a_large_vocabulary(asked) -> None:  # type: ignore[no-untyped-def]
     logits = some_logits(1, 6, 50_257)
     rows = [row(Sampling(seed=i, temperature=0.8, **asked)) for i in range(6)]
     assert sample(logits, rows).tolist() == twin(logits, rows).tolist()
-
-
-@given(st.integers(0, 1000), samplings)
-def test_a_mask_of_one_token_draws_it_whatever_is_asked(seed: int, sampling: Sampling) -> None:
-    """Also before `min_tokens`: where a grammar allows the end alone, it ends."""
-    logits, rows = mixture(seed, [sampling], 300, 3.0, torch.float32)
-    masks = masks_of([[seed % 40]], 300)
-    assert sample(logits, rows, masks).tolist() == [seed % 40]
-    assert twin(logits, rows, masks).tolist() == [seed % 40]
 
 
 def test_the_tokens_beyond_a_vocabulary_are_never_drawn() -> None:

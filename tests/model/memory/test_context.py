@@ -13,20 +13,14 @@ from runtime.budget import PROBED_TOKENS, worst_activation_bytes
 from runtime.executor import Executor
 from seams import Opening
 from tests.bare import Bare
-from tests.model.peer import CONTEXT, make_checkpoint
-from tests.models.families import FAMILIES, write
+from tests.model.peer import CONTEXT
 
 ROWS, LIMIT = 4, 40
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp(request.param)
-    if request.param == "gpt2":
-        make_checkpoint(found)
-    else:
-        write(FAMILIES[request.param](), found)
-    return found
+@pytest.fixture(scope="module")
+def folder(checkpoint: tuple[Path, object]) -> Path:
+    return checkpoint[0]
 
 
 def limited(folder: Path, tokens: int | None) -> Executor:
@@ -54,14 +48,6 @@ def test_memory_is_planned_for_the_limit_and_tokens_stay_the_same(folder: Path) 
 def test_more_than_the_models_context_is_refused_with_both_numbers(folder: Path) -> None:
     with pytest.raises(ModelOptionError, match=rf"is 97, .* has {CONTEXT} tokens"):
         limited(folder, CONTEXT + 1)
-
-
-def test_a_warning_says_that_memory_holds_less_than_a_context(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = LoadOptions("dynamic", str(folder), "cpu", "float32", 0, ROWS, kv_memory="32tokens")
-    load_model(asked)
-    assert f"holds 32 tokens, and the context has {CONTEXT}" in caplog.text
 
 
 def test_the_probe_of_a_gpu_is_no_larger_than_an_iteration_that_is_planned(

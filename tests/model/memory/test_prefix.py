@@ -8,22 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
-from batching import BatchingManager
-from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Iteration
-from generate import dynamic
 from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
-from seams import Outcome, Policy
+from seams import Policy
 from tests.model.peer import VOCAB, load, peer_logits
+from tests.model.served import serve
 from tests.model.test_same_tokens import NEAR_TIE
 
 GREEDY = Sampling(temperature=0)
@@ -52,24 +49,9 @@ def run(
     prompts: Sequence[Sequence[int]],
     lookahead: int = 0,
 ) -> list[Inference]:
-    manager = BatchingManager(
-        policy, Tally(), max_batch_size=4, max_waiting=100, lookahead=lookahead
-    )
-    manager.serve(model, ledger)
     inferences = [Inference(prompt, 6, GREEDY, 0.0) for prompt in prompts]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while True:
-        poison(model, ledger)
-        begun = manager.begin(0.0, dynamic.lay_out)
-        if isinstance(begun, Iteration) and len(manager.in_flight) <= manager.lookahead:
-            continue
-        if not manager.in_flight:
-            break
-        landed = manager.in_flight[0].outcome()
-        assert isinstance(landed, Outcome), landed
-        manager.finish(0.0, landed)
-    assert ledger.used == 0
+    serve(model, inferences, policy, ledger, lookahead=lookahead,
+          before=lambda: poison(model, ledger))  # fmt: skip
     return inferences
 
 
@@ -87,7 +69,7 @@ def check(peer: GPT2LMHeadModel, inference: Inference) -> None:
     chunked=st.booleans(),
     lookahead=st.integers(0, 1),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 def test_with_shared_blocks_tokens_are_those_of_transformers(  # type: ignore[no-untyped-def]
     checkpoint, model, work, blocks, growth_tokens, chunked, lookahead
 ) -> None:
@@ -117,11 +99,8 @@ def test_a_prompt_is_scored_in_full_though_its_beginning_is_known(
     _, peer = checkpoint
     ledger = Ledger(16, model.block_tokens, prefix_caching=True)
     run(model, ledger, Orca(), [SYSTEM[0]])
-    manager = BatchingManager(Orca(), Tally(), max_batch_size=4, max_waiting=4)
-    manager.serve(model, ledger)
     scored = Inference(SYSTEM[0], 1, Sampling(temperature=0, prompt_logprobs=0), 0.0)
-    manager.enqueue(scored)
-    manager.step(dynamic.lay_out, lambda: 0.0)
+    serve(model, [scored], Orca(), ledger)
     assert scored.cached_tokens == 0
     with torch.no_grad():
         expected = peer(torch.tensor([SYSTEM[0]])).logits[0].log_softmax(-1)

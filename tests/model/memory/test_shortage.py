@@ -1,4 +1,5 @@
-"""What a model does without memory for an iteration: it says so, and continues with the others.
+"""What a model does without memory for an iteration, or without its device: it says so, and
+continues with the others where it can. What CUDA does once an error sticks is played.
 
 Messages are those of reports on public trackers, cut where they name places of the build."""
 
@@ -14,13 +15,15 @@ from transformers import GPT2LMHeadModel
 
 from generate import dynamic, static
 from generate.modes import LayOut
-from model import LoadOptions, load_model
-from runtime.budget import KVMemoryError
+from loading import LoadError, load_local_model
+from model_server.config import ServeConfig
 from runtime.errors import with_our_errors
-from seams import DeviceMemoryError
+from seams import DeviceLostError, DeviceMemoryError
+from serving.config import Config
 from tests.bare import Bare
 from tests.model.peer import load, peer_logits
 
+CPU = torch.device("cpu")
 LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
 
 
@@ -44,39 +47,33 @@ def test_without_memory_an_iteration_fails_as_one_that_may_fit_later_and_harms_n
         assert bare.advance([fine]).tokens == [[int(peer_logits(peer, text).argmax())]]
 
 
-def test_a_model_without_memory_for_its_pool_is_not_served() -> None:
-    asked = LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8, kv_memory="999999999GiB")
-    with pytest.raises(KVMemoryError, match="a smaller --kv-memory"):
-        load_model(asked)
+@pytest.mark.parametrize("config", [Config, ServeConfig], ids=["server", "model server"])
+def test_a_model_without_memory_for_its_pool_is_not_served(
+    config: type[Config | ServeConfig],
+) -> None:
+    with pytest.raises(LoadError, match="a smaller --kv-memory"):
+        load_local_model(config(mode="dynamic", device="cpu", kv_memory="999999999GiB"))
 
 
-class Allocating:
-    device = torch.device("cpu")
+@dataclass
+class Failing:
+    error: Exception
+    device: torch.device = CPU
 
     @with_our_errors
     def iterate(self) -> None:
-        torch.empty(2**55)
+        raise self.error
 
 
 def test_the_error_keeps_no_tensor_of_the_failed_iteration() -> None:
     with pytest.raises(DeviceMemoryError) as caught:
-        Allocating().iterate()
+        Failing(torch.OutOfMemoryError("no memory")).iterate()
     assert caught.value.__cause__ is caught.value.__context__ is None
     frames, traceback = [], caught.value.__traceback__
     while traceback is not None:
         frames.append(traceback.tb_frame.f_code.co_name)
         traceback = traceback.tb_next
     assert "iterate" not in frames
-
-
-@dataclass
-class Failing:
-    error: Exception
-    device = torch.device("cpu")
-
-    @with_our_errors
-    def iterate(self) -> None:
-        raise self.error
 
 
 NCCL = (
@@ -94,16 +91,12 @@ SHORT_OF_MEMORY = {
     "cuBLAS": RuntimeError(
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     ),
-    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "cuDNN 9": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     "cuDNN 9, host": RuntimeError(
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
     ),
     "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
     "NCCL": torch.distributed.DistBackendError(f"{NCCL}Cuda failure 2 'out of memory'"),
-    "NCCL, calloc": torch.distributed.DistBackendError(
-        f"{NCCL}Failed to CUDA calloc async 608 bytes"
-    ),
     "CPU": RuntimeError(
         "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 36028797018963968 bytes. Error code 12 (Cannot allocate memory)"
@@ -139,3 +132,23 @@ def test_no_other_failure_counts_as_a_lack_of_memory(library: str) -> None:
     with pytest.raises(type(OTHER[library])) as caught:
         Failing(OTHER[library]).iterate()
     assert caught.value is OTHER[library]
+
+
+ASSERTED = torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+
+
+def test_an_error_that_sticks_is_a_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronized = []
+
+    def synchronize(device: torch.device) -> None:
+        synchronized.append(device)
+        raise ASSERTED
+
+    gpu = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(DeviceLostError, match=r"^CUDA error: device-side assert triggered$"):
+        Failing(ASSERTED, gpu).iterate()
+    assert synchronized == [gpu]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)  # the device works
+    with pytest.raises(torch.AcceleratorError):
+        Failing(ASSERTED, gpu).iterate()

@@ -35,9 +35,7 @@ def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("mode", "lengths"),
     [
-        ("nobatch", [1]),
         ("nobatch", [23]),
-        ("static", [5, 5, 5]),
         ("static", [1, 40, 7, 2]),
         ("dynamic", [1, 40, 7, 2, 13]),
     ],
@@ -130,7 +128,7 @@ def test_bfloat16_stays_close_to_float32(
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-@pytest.mark.parametrize(("cut", "scored"), [(12, 0), (5, 0), (5, 3), (5, 8), (12, 11)])
+@pytest.mark.parametrize(("cut", "scored"), [(12, 0), (5, 3), (5, 8)])
 def test_prompt_logprobs_are_those_of_the_whole_prompt_also_in_chunks(
     mode: str, cut: int, scored: int, checkpoint: tuple[Path, GPT2LMHeadModel]
 ) -> None:

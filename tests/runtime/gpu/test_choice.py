@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from model import LoadOptions, load_model
 from models.gpt2 import GPT
 from models.part import Part
-from runtime.gpu import choice, selfcheck
+from runtime.gpu import choice
 from runtime.gpu.choice import GPU, DeviceError, Facts, choose, look, runs_on
 from tests.runtime.gpu.pretend import pretend_gpus
 
@@ -29,30 +28,12 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        (
-            Facts(torch="2.13.0+cpu", driver="580.82.07"),
-            "driver 580.82.07, but torch 2.13.0+cpu is a build without CUDA: install one with CUDA",
-        ),
+        (Facts(torch="2.13.0+cpu", driver="580"), "torch 2.13.0+cpu is a build without CUDA"),
         (OLD_DRIVER, f"cannot use it ({TOO_OLD}): install a newer driver, or a build of torch"),
-        (
-            replace(CUDA, driver="580.82.07", visible="7"),
-            "or name another GPU than CUDA_VISIBLE_DEVICES=7",
-        ),
-        (
-            replace(OLD_DRIVER, in_reach=False),
-            "driver 470.223.02, but this process may not use it: a container needs access to it",
-        ),
-        (
-            replace(TWO, found=(V100,)),
-            "no code for Tesla V100 (compute capability 7.0, driver 580.82.07), only for sm_75 "
-            "sm_80 sm_86 sm_90 sm_100 sm_120: install a build of torch that includes this GPU, "
-            "such as one for an older CUDA",
-        ),
-        (
-            replace(TWO, built_for=("sm_80", "sm_86")),
-            "no code for NVIDIA H100 (compute capability 9.0, driver 580.82.07), only for sm_80 "
-            "sm_86: install a build of torch that includes this GPU, such as one for a newer CUDA",
-        ),
+        (replace(CUDA, driver="580", visible="7"), "another GPU than CUDA_VISIBLE_DEVICES=7"),
+        (replace(OLD_DRIVER, in_reach=False), "this process may not use it: a container needs"),
+        (replace(TWO, found=(V100,)), "no code for Tesla V100 (compute capability 7.0, driver"),
+        (replace(TWO, built_for=("sm_80",)), "such as one for a newer CUDA"),
         # nothing, where there is no GPU or the user excludes it
         (Facts(torch="2.13.0+cpu"), None),
         (CUDA, None),
@@ -84,10 +65,8 @@ def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
         ("cuda", Part(0, 2), "cuda:0"),
         ("cuda:0", Part(3, 4), "cuda:0"),  # a rank on a machine of its own
         ("cuda:2", Part(), "torch finds no such GPU; allowed here: auto, cpu, cuda:0, cuda:1"),
-        ("cuda", Part(0, 3), "each of 3 shards needs its own GPU, and torch finds 2"),
-        ("auto", Part(2, 3), "allowed here: 2 shards or fewer, --device cpu"),
-        ("gpu", Part(), "--device is 'gpu'; allowed: auto, cpu, cuda, cuda:0"),
-        ("cuda:", Part(), "--device is 'cuda:'; allowed"),
+        ("auto", Part(2, 3), "each of 3 shards needs its own GPU, and torch finds 2"),
+        ("cuda:", Part(), "--device is 'cuda:'; allowed: auto, cpu, cuda, cuda:0"),
     ],
 )
 def test_a_gpu_has_an_index_and_each_rank_its_own_and_others_are_refused(
@@ -117,10 +96,8 @@ def test_shards_run_on_the_same_kind_of_device_all_or_none() -> None:
         ((8, 0), ["sm_86"], False),
         ((7, 0), WHEEL, False),
         ((10, 3), WHEEL, True),
-        ((12, 1), ["sm_120a"], True),
         ((12, 0), ["sm_80", "compute_90"], True),
         ((8, 0), ["sm_90", "compute_90"], False),
-        ((9, 0), ["gfx90a"], True),
     ],
 )
 def test_code_runs_on_later_gpus_of_its_major_version_and_intermediate_code_on_all(
@@ -129,47 +106,22 @@ def test_code_runs_on_later_gpus_of_its_major_version_and_intermediate_code_on_a
     assert runs_on(capability, built_for) is runs
 
 
-@pytest.fixture
-def smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An nvidia-smi on a machine whose kernel says nothing of a driver, as in WSL."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 535.104.05\n")
-    program.chmod(0o755)
+def test_the_drivers_version_is_read_from_the_kernel_or_else_nvidia_smi_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel says nothing of a driver in WSL."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(choice, "DRIVER", tmp_path / "version")
-    return program
-
-
-def test_the_drivers_version_is_read_from_the_kernel_or_else_nvidia_smi_is_asked(
-    smi: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for kind in ("x86_64 Kernel Module", "Open Kernel Module for x86_64"):
         line = f"NVRM version: NVIDIA UNIX {kind}  470.223.02  Sat Oct  7 15:39:11 UTC 2023"
         choice.DRIVER.write_text(f"{line}\nGCC version:  gcc version 9.4.0\n")
         assert look().driver == "470.223.02"
     choice.DRIVER.unlink()
-    assert look().driver == "535.104.05"
-    smi.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
-    assert look().driver is None
-    smi.unlink()
-    monkeypatch.setenv("PATH", str(smi.parent))
-    assert look().driver is None
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
-@pytest.mark.usefixtures("smi")
-def test_a_model_on_the_cpu_says_which_gpu_it_leaves_unused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def loaded(device: str) -> str | None:
-        asked = LoadOptions("dynamic", "embedded", device, "float32", 0, 8, kv_memory="16tokens")
-        return load_model(asked).info.unused_gpu
-
-    told = "the model runs on a CPU: an NVIDIA GPU is here, driver 535.104.05, but "
-    assert str(loaded("auto")).startswith(told)
-    assert loaded("cpu") is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert loaded("auto") is None
+    smi = tmp_path / "nvidia-smi"
+    smi.touch(mode=0o755)
+    for script, found in (("echo 535.104.05", "535.104.05"), ("echo it has failed; exit 9", None)):
+        smi.write_text(f"#!/bin/sh\n{script}\n")
+        assert look().driver == found
 
 
 class ReachedError(Exception):
@@ -177,8 +129,7 @@ class ReachedError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "index"),
-    [("auto", Part(), 0), ("cuda:1", Part(), 1), ("cuda", Part(0, 2), 0), ("cuda", Part(1, 2), 1)],
+    ("name", "part", "index"), [("cuda:1", Part(), 1), ("cuda", Part(1, 2), 1)]
 )
 def test_a_gpu_is_current_before_a_model_is_moved_to_it_and_joins_its_shards(
     name: str, part: Part, index: int, monkeypatch: pytest.MonkeyPatch
@@ -200,16 +151,3 @@ def test_a_gpu_is_current_before_a_model_is_moved_to_it_and_joins_its_shards(
     with pytest.raises(ReachedError) as reached:
         load_model(LoadOptions("dynamic", "embedded", name, "auto", 0, 8, "auto", part, "x:1"))
     assert reached.value.args == (("nccl", gpu) if part.shards > 1 else ())
-
-
-def test_the_self_check_runs_on_a_gpu_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch)
-
-    def reach(index: int) -> None:
-        raise ReachedError(index)
-
-    monkeypatch.setattr(torch._C, "_cuda_setDevice", reach)
-    monkeypatch.setattr(sys, "argv", ["selfcheck", "cuda", "16", "16", "64", "16", "bfloat16"])
-    with pytest.raises(ReachedError) as reached:
-        selfcheck.main()
-    assert reached.value.args == (0,)

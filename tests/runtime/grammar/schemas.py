@@ -1,4 +1,4 @@
-"""200 JSON schemas with every keyword that can be enforced, and trees, maps and tagged unions, as
+"""JSON schemas with every keyword that can be enforced, and trees, maps and tagged unions, as
 clients send them."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ FORMATS = [
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 ]  # fmt: skip
 PATTERNS = [
-    "^[a-z]{3}$", "^[A-Z][a-z]*$", "^\\d{3}-\\d{4}$", "^(yes|no|maybe)$", "^#[0-9a-fA-F]{6}$",
-    "^v[0-9]+\\.[0-9]+\\.[0-9]+$", "^[^\\s@]{1,9}@[a-z]{1,5}\\.com$", "ab", "^$", "^(a|b)*c?$",
+    "^[A-Z][a-z]*$", "^\\d{3}-\\d{4}$", "^(yes|no|maybe)$", "^[^\\s@]{1,9}@[a-z]{1,5}\\.com$",
+    "ab", "^$", "^(a|b)*c?$",
 ]  # fmt: skip
 
 
@@ -31,16 +31,15 @@ def _scalars() -> list[Schema]:
     limits: dict[str, list[Schema]] = {
         "integer": [
             {}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10}, {"exclusiveMaximum": 0},
-            {"multipleOf": 5}, {"minimum": 10, "maximum": 99, "multipleOf": 3},
-            {"enum": list(range(0, 50, 7))},
+            {"minimum": 10, "maximum": 99, "multipleOf": 3}, {"enum": list(range(0, 50, 7))},
         ],
         "number": [
             {}, {"minimum": 0.5, "maximum": 2.25}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-            {"multipleOf": 0.01, "minimum": 0}, {"maximum": -0.001},
+            {"multipleOf": 0.01, "minimum": 0},
         ],
         "string": [
             {}, {"minLength": 1}, {"maxLength": 5}, {"minLength": 3, "maxLength": 3},
-            {"minLength": 0, "maxLength": 0}, {"enum": ["ä", "日本", '\n"\\', "a b"]},
+            {"enum": ["ä", "日本", '\n"\\', "a b"]},
             *({"pattern": pattern} for pattern in PATTERNS),
             *({"format": name} for name in FORMATS),
         ],
@@ -49,11 +48,8 @@ def _scalars() -> list[Schema]:
         *({"type": kind, **more} for kind, among in limits.items() for more in among),
         {"type": "boolean"},
         {"type": "null"},
-        {"type": ["integer", "boolean", "null"]},
         {"type": ["number", "string"], "maxLength": 4, "minimum": 1},
         {"enum": [1, "one", None, True, 2.5]},
-        {"enum": [{"a": 1}, [1, 2], "x"]},
-        {"const": "fixed"},
         {"const": {"kind": "point", "at": [0, 0]}},
     ]
 
@@ -61,12 +57,9 @@ def _scalars() -> list[Schema]:
 def _arrays() -> list[Schema]:
     integer: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
     return [
-        {"type": "array", "items": integer, "minItems": 2, "maxItems": 2},
         {"type": "array", "maxItems": 0},
         {"type": "array", "prefixItems": [integer, {"const": "x"}], "items": False, "minItems": 2},
         {"type": "array", "prefixItems": [{"type": "null"}], "items": integer, "maxItems": 4},
-        {"type": "array", "maxItems": 3, "items": {"type": "array", "items": integer,
-                                                  "maxItems": 2}},
         {"type": "array", "items": closed({"id": integer}), "minItems": 1, "maxItems": 2},
     ]  # fmt: skip
 
@@ -78,7 +71,6 @@ def _objects() -> list[Schema]:
         closed({"name": word, "age": integer}),
         closed({"a": integer, "b": integer, "c": integer}, []),
         {"type": "object", "properties": {}, "additionalProperties": False},
-        {"type": "object", "additionalProperties": integer, "maxProperties": 2},
         {"type": "object", "additionalProperties": word, "minProperties": 1, "maxProperties": 3},
         {
             "type": "object",
@@ -94,7 +86,6 @@ def _objects() -> list[Schema]:
             "maxProperties": 2,
         },
         closed({"with space": integer, "quote\"d": integer, "ünï": integer}),
-        closed({f"field_{i}": integer for i in range(12)}),
     ]  # fmt: skip
 
 
@@ -114,11 +105,6 @@ def _combinations() -> list[Schema]:
             )
         },
     }
-    chain: Schema = {
-        "$defs": {"link": closed({"id": integer, "next": {"anyOf": [{"$ref": "#/$defs/link"},
-                                                                    {"type": "null"}]}})},
-        "$ref": "#/$defs/link",
-    }  # fmt: skip
     return [
         {"anyOf": [integer, word]},
         {"anyOf": [circle, square]},
@@ -133,7 +119,6 @@ def _combinations() -> list[Schema]:
             "properties": {"a": True, "b": True},
         },
         tree,
-        chain,
         {"definitions": {"w": word}, **closed({"w": {"$ref": "#/definitions/w"}})},
         closed({"v": {"$ref": "#/properties/w"}, "w": word}),
         {"type": "array", "items": {"oneOf": [circle, square]}, "minItems": 1, "maxItems": 2},
@@ -141,8 +126,4 @@ def _combinations() -> list[Schema]:
 
 
 def schemas() -> list[Schema]:
-    plain = [*_scalars(), *_arrays(), *_objects(), *_combinations()]
-    roots = [schema for schema in plain if "$ref" not in str(schema)]
-    inside = [closed({"before": {"const": 0}, "value": schema}) for schema in roots]
-    listed = [{"type": "array", "items": schema, "minItems": 1, "maxItems": 2} for schema in roots]
-    return [*plain, *inside, *listed][:200]
+    return [*_scalars(), *_arrays(), *_objects(), *_combinations()]

