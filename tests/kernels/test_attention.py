@@ -20,7 +20,6 @@ from runtime.attention import (
     FOR_PROMPTS,
     Chunk,
     RaggedAttention,
-    RectangleAttention,
     Span,
     attend_rows,
     fastest_for_prompts,
@@ -37,7 +36,6 @@ TOLERANCE = {F32: 3e-6, F16: 2e-3, BF16: 1e-2}
 BY_CPU = ["attend_f32", "attend_bf16", *FOR_PROMPTS]
 
 rows = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 150)), min_size=1, max_size=6)
-long_rows = st.lists(st.tuples(st.integers(0, 700), st.integers(1, 150)), min_size=1, max_size=4)
 windows = st.sampled_from([None, None, 1, 20, 64])
 grouped = st.sampled_from([(1, 1), (3, 3), (8, 2), (7, 1), (16, 16)])
 seeds = st.integers(0, 2**31)
@@ -156,16 +154,6 @@ def test_kernels_for_cpus_and_their_twin_compute_rows_of_any_length(  # type: ig
     check(by, iteration(lengths, shape, heads[0], seed))
 
 
-@given(
-    long_rows, st.lists(st.integers(0, 700), max_size=4), grouped,
-    st.sampled_from([16, 40, 64, 128, 256]), st.sampled_from(list(TOLERANCE)), windows, seeds,
-)  # fmt: skip
-@examples(1, 200)
-def test_triton_computes_any_mixture(prompts, decodes, heads, dim, dtype, window, seed) -> None:  # type: ignore[no-untyped-def]
-    shape = KVShape(1, heads[1], dim, dtype, DEVICE, windows=(window,))
-    check("triton", iteration([*prompts, *((n, 1) for n in decodes)], shape, heads[0], seed))
-
-
 @pytest.mark.parametrize(
     ("lengths", "heads", "head_dim", "dtype", "window"),
     [
@@ -241,38 +229,3 @@ def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
         choice = fastest_for_prompts.__wrapped__(64, ("attend_bf16", FOR_PROMPTS[0]))
         assert choice == chosen
     assert not taken
-
-
-@given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=5), st.lists(st.booleans()), st.integers(0, 9)
-)
-def test_padding_does_not_reach_the_tokens_of_a_rectangle(lengths, done, seed) -> None:  # type: ignore[no-untyped-def]
-    """A prefill and two decodes, in which the rows that are done are padding."""
-    torch.manual_seed(seed)
-    heads, dim, count = 2, 16, len(lengths)
-    shape = KVShape(1, heads, dim, F32, CPU)
-    pool, alone = KVPool(shape, 2 + count), KVPool(shape, 2 + count)
-    pool.keys.fill_(float("nan"))
-    pool.values.fill_(float("nan"))
-    pool.clear(slice(1, 1 + count))
-    tables = [BlockTable([1 + row]) for row in range(count)]
-    counts, starts = np.array(lengths), np.zeros(count, dtype=np.int64)
-    goes_on = np.array([not (done + [False] * count)[row] for row in range(count)], dtype=np.int64)
-    for width in (max(lengths), 1, 1):
-        positions = ((starts + counts - width)[:, None] + np.arange(width)).clip(0)
-        q, k, v = torch.randn(count * width, 3, heads, dim).unbind(1)
-        out = RectangleAttention(pool, 1, 1, positions, counts)(0, q, k, v)
-        assert out.isfinite().all()
-        ends = [(row + 1) * width for row in range(count)]
-        spans = [
-            Span(end - n, int(n), int(start), table)
-            for end, n, start, table in zip(ends, counts, starts, tables, strict=True)
-        ]
-        expected = attended(Iteration(alone, spans, q, k, v), "torch", spans)
-        for span in spans:
-            tokens = slice(span.first, span.first + span.length)
-            assert torch.allclose(out[tokens], expected[tokens], atol=1e-6)
-        starts, counts = starts + counts, goes_on
-    for row, end in enumerate(starts):
-        assert torch.equal(pool.keys[:, 1 + row, :end], alone.keys[:, 1 + row, :end])
-        assert torch.equal(pool.values[:, 1 + row, :end], alone.values[:, 1 + row, :end])

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import GridExecutor
 
 import kernels.gpu.sampling
 from requested import Sampling
@@ -73,34 +71,3 @@ def test_a_batch_that_stays_knows_what_it_drew() -> None:
         growing[0].ids.extend(alone)  # type: ignore[attr-defined]
     assert sampler._batch is not None
     assert sampler._batch.left == SPARE - 3
-
-
-class Forms(TorchDispatchMode):
-    """What a Triton kernel is compiled for, of each draw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[tuple[object, ...]] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if function.name() == "effective_batching::draw":
-            self.found.add((args[0].dtype, args[0].stride(0) % 16 == 0, *args[9:11]))
-        return function(*args, **(kwargs or {}))
-
-
-def test_the_warm_up_compiles_what_any_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GridExecutor, "__call__", lambda *_, **__: None)
-    wide = torch.zeros(3, 64, dtype=torch.bfloat16)
-    with Forms() as warmed:
-        Sampler(kernel=True).warm_up(wide[:1].narrow(1, 0, 50))
-    assert len(warmed.found) == 6
-
-    @given(st.lists(samplings, min_size=1, max_size=3))
-    @settings(max_examples=15)
-    def any_batch(asked: list[Sampling]) -> None:
-        logits = wide[: len(asked)].narrow(1, 0, 50)
-        with Forms() as called:
-            Sampler(kernel=True).draw(logits, [row(sampling, 3) for sampling in asked])
-        assert called.found <= warmed.found
-
-    any_batch()

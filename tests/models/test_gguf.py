@@ -40,11 +40,11 @@ WRITTEN: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def written(config: Any, folder: Path, kind: Kind = Kind.F32) -> tuple[Path, Any]:
+def written(config: Any, folder: Path, kind: Kind = Kind.F32, **others: Kind) -> tuple[Path, Any]:
     peer = write(config, folder)
     if peer.config.model_type == "mistral":
         peer.config.model_type = "llama"  # as the converter names it
-    write_gguf(peer, folder / "model.gguf", kind)
+    write_gguf(peer, folder / "model.gguf", kind, others)
     return folder / "model.gguf", peer
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -22,8 +21,6 @@ from runtime.budget import (
 )
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.container import container_room_bytes
-from runtime.iteration import Started
-from seams import Step
 
 CPU = torch.device("cpu")
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, CPU)
@@ -131,15 +128,13 @@ def test_the_machines_memory_bounds_the_budget_and_too_little_is_refused(
 def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
     most_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU whose free memory is what no pool takes. It is measured after a decode chose its
-    kernel."""
+    """On a GPU whose free memory is what no pool takes."""
     config = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)
     network = GPT(config).eval().requires_grad_(False)
     model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=False)
     rows, most, peak = 8, 8 * 4, 1000
     total = int(most * model.shape.block_bytes * 1.2)
-    pools, events = weakref.WeakSet[KVPool](), list[object]()
-    created, start = KVPool.__init__, model.start
+    pools, created = weakref.WeakSet[KVPool](), KVPool.__init__
 
     def allocate(pool: KVPool, shape: KVShape, blocks: int) -> None:
         if blocks > most_rows * 4:
@@ -151,20 +146,13 @@ def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
         held = sum(pool.keys.untyped_storage().nbytes() for pool in pools)
         return total - held, total
 
-    def noted(steps: Sequence[Step], released: Sequence[int]) -> Started:
-        events.append((len(steps), steps[0].num_tokens))
-        return start(steps, released)
-
     monkeypatch.setattr(KVPool, "__init__", allocate)
-    monkeypatch.setattr(model, "start", noted)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: events.append("measured"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: peak)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
     assert worst_activation_bytes(model, rows) == peak
-    measured_rows = rows if most_rows == rows else rows // 4
-    assert events[-3:] == [(1, 1), "measured", (measured_rows, 64)]
     assert gpu_blocks(model.shape, rows, model.context, peak) == most
     tight = (total - peak) // 4  # beside other programs
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (tight, total))

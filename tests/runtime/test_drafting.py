@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from requested import Sampling
 from runtime.drafting.lookup import CANDIDATES, LEAST_MATCH, MOST_MATCH, Lookup
-from runtime.drafting.verification import accepted, places
+from runtime.drafting.verification import places
 from seams import Opening
 from tests.examples import examples
 
@@ -77,16 +76,6 @@ def test_a_draft_reads_a_bounded_number_of_tokens_however_long_the_text_is() -> 
         ids.reads = 0
         lookup.draft(8)
         assert ids.reads <= 8 + 2 * CANDIDATES * MOST_MATCH
-
-
-@pytest.mark.parametrize(
-    ("drafts", "drawn", "found"),
-    [([], [4], [4]), ([4, 5], [4, 6, 7], [4, 6]), ([4, 5], [4, 5, 6], [4, 5, 6])],
-)
-def test_drafts_are_accepted_up_to_the_first_that_was_not_drawn_and_one_token_more(
-    drafts: list[int], drawn: list[int], found: list[int]
-) -> None:
-    assert accepted(drafts, drawn) == found
 
 
 def test_a_token_is_drawn_after_all_drafts_before_it() -> None:

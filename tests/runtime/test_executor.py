@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import cast
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from generate.modes import ModeName
 from model import LoadOptions, load_model
 from models.gpt2 import Block, causal_attention
 from requested import Sampling
-from runtime.attention import Span, Spans, attention_kernel
-from runtime.cache import BlockTable
-from runtime.executor import Executor, passes
+from runtime.attention import attention_kernel
+from runtime.executor import Executor
 from seams import Opening, Outcome, Step
 
 PROMPTS = (5, 9, 16, 1, 12)
-
-
-@given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=8),
-    most=st.integers(1, 20),
-    data=st.data(),
-)
-def test_passes_cover_the_axis_and_divide_no_row(
-    rows: list[tuple[int, int]], most: int, data: st.DataObject
-) -> None:
-    """Rows (padding before, tokens)."""
-    ends = list(accumulate(padding + count for padding, count in rows))
-    spans = [
-        Span(end - count, count, 0, BlockTable([i]))
-        for i, (end, (_, count)) in enumerate(zip(ends, rows, strict=True))
-    ]
-    total = ends[-1] if ends else 0
-    parts = list(passes(Spans.of(data.draw(st.permutations(spans))), total, most))
-    bounds = [0, *(part.stop for part, _ in parts)]
-    assert [part.start for part, _ in parts] == bounds[:-1]
-    assert bounds[-1] == total
-    found = [span._replace(first=span.first + p.start) for p, own in parts for span in own]
-    assert sorted(found, key=lambda span: span.first) == spans
-    for part, own in parts:
-        width = part.stop - part.start
-        assert all(s.first >= 0 and s.first + s.length <= width for s in own)
-        assert len(own) <= 1 or width <= most
-    for (first, _), (second, own) in pairwise(parts):
-        end = second.start + int(own.first[0] + own.length[0])
-        assert end - first.start > most, "the row would have fitted"
 
 
 def loaded(mode: ModeName, dtype: str = "float32") -> Executor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from transformers import (
 )
 
 import runtime.sampling.scoring
-from api.limits import mass
 from kernels import sampling_library
 from requested import Sampling
 from runtime.grammar.masks import Masks
-from runtime.sampling.drawing import EVERYTHING, gumbel, keys, truncated
+from runtime.sampling.drawing import gumbel, keys, truncated
 from runtime.sampling.sampler import Known, Sampler, allowed_of, asked_of, drawing_of
 from runtime.sampling.scoring import Targets, flattened, logprobs_by_row, score_all
 from runtime.transfer import send
@@ -146,21 +145,6 @@ def test_truncation_keeps_what_transformers_keeps(seed, temperature, cut, top_p)
     assert torch.equal(kept > -torch.inf, expected > -torch.inf)
 
 
-@pytest.mark.parametrize("drawn_by", [sample, twin])
-def test_the_first_of_equal_tokens_at_a_boundary_are_kept(drawn_by) -> None:  # type: ignore[no-untyped-def]
-    logits = torch.zeros(400, 8)
-    for asked in ({"top_k": 3}, {"top_p": 0.375}, {"typical_p": 0.375}):
-        rows = [row(Sampling(seed=i, **asked)) for i in range(len(logits))]  # type: ignore[arg-type]
-        assert set(drawn_by(logits, rows).tolist()) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("drawn_by", [sample, twin])
-def test_a_mass_that_is_0_in_float32_leaves_one_token(drawn_by) -> None:  # type: ignore[no-untyped-def]
-    logits = some_logits(0, 1, 400).expand(50, -1)
-    rows = [row(Sampling(seed=i, top_p=mass(1e-46))) for i in range(len(logits))]
-    assert set(drawn_by(logits, rows).tolist()) == {int(logits[0].argmax())}
-
-
 def penalised(logits: Tensor, known: Opening) -> Tensor:
     return drawing_of([known], len(logits), CPU).shaped(logits[None])[0]
 
@@ -235,22 +219,6 @@ def test_the_kernel_draws_what_its_twin_draws_and_only_what_is_allowed(  # type:
     assert torch.equal(drawn[free], sample(logits, rows)[free]), "as without the others' masks"
 
 
-@needs_kernel
-@pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.8}, {"top_k": 20_000}])
-def test_the_kernel_draws_what_its_twin_draws_from_a_large_vocabulary(asked) -> None:  # type: ignore[no-untyped-def]
-    logits = some_logits(1, 6, 50_257)
-    rows = [row(Sampling(seed=i, temperature=0.8, **asked)) for i in range(6)]
-    assert sample(logits, rows).tolist() == twin(logits, rows).tolist()
-
-
-def test_the_tokens_beyond_a_vocabulary_are_never_drawn() -> None:
-    """A network may be wider than its vocabulary, and a mask than its bits."""
-    logits = torch.zeros(1, 70)
-    logits[0, 40:] = 100.0
-    masks = masks_of([list(range(40))], 70)
-    assert sample(logits, [row(Sampling(temperature=0))], masks).tolist() == [0]
-
-
 @pytest.mark.parametrize("forced", [False, True])
 @given(st.lists(samplings, min_size=2, max_size=4), st.data())
 def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(forced, asked, data) -> None:  # type: ignore[no-untyped-def]
@@ -268,16 +236,6 @@ def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(forced, as
         for known, token in zip(present, lone, strict=True):
             more = data.draw(st.lists(st.integers(0, 39), min_size=count, max_size=count))
             known.ids.extend([token, *more])
-
-
-@given(st.integers(0, 1000), st.lists(samplings, min_size=1, max_size=4))
-def test_what_no_row_asks_for_changes_nothing(seed: int, asked: list[Sampling]) -> None:
-    rows = [row(sampling, 5) for sampling in asked]
-    drawing = drawing_of(rows, 40, CPU)
-    logits = some_logits(seed, len(rows), 40)
-    assert torch.equal(drawing.scores(logits), replace(drawing, wants=EVERYTHING).scores(logits))
-    greedy = drawing_of([row(Sampling(temperature=0, top_k=5, top_p=0.5))], 40, CPU).wants
-    assert not any(astuple(greedy)), "is computed"
 
 
 def test_logprobs_are_those_of_the_plain_softmax_in_any_number_of_chunks(

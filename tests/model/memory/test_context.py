@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from generate.dynamic import lay_out
 from model import LoadOptions, ModelOptionError, load_model
-from runtime.budget import PROBED_TOKENS, worst_activation_bytes
 from runtime.executor import Executor
-from seams import Opening
 from tests.bare import Bare
 from tests.model.peer import CONTEXT
 
@@ -48,27 +45,3 @@ def test_memory_is_planned_for_the_limit_and_tokens_stay_the_same(folder: Path) 
 def test_more_than_the_models_context_is_refused_with_both_numbers(folder: Path) -> None:
     with pytest.raises(ModelOptionError, match=rf"is 97, .* has {CONTEXT} tokens"):
         limited(folder, CONTEXT + 1)
-
-
-def test_the_probe_of_a_gpu_is_no_larger_than_an_iteration_that_is_planned(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = limited(folder, None)
-    opened: list[list[Opening]] = []
-    known = model.open
-
-    def note(new: list[Opening]) -> None:
-        opened.append(new)
-        known(new)
-
-    monkeypatch.setattr(model, "open", note)
-    monkeypatch.setattr("runtime.budget.PROBED_TOKENS", 3 * CONTEXT)
-    monkeypatch.setattr("runtime.budget.CHUNK_LOGITS", 20 * model.vocab_size)
-    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
-    worst_activation_bytes(model, 16)
-    assert len(opened[-1]) == 3
-    assert PROBED_TOKENS == 32 * 1024  # GPT-2's whole batch
-    # as many logits of prompts exist at once as of any iteration, and few more are computed
-    scored = sum(new.prompt_tokens - 1 for new in opened[-1])
-    assert 20 <= scored < 20 + 3

@@ -11,7 +11,6 @@ import pytest
 import runtime.budget
 from model import LoadOptions, load_model
 from runtime.budget import WeightMemoryError
-from tests.smollm2 import FILE
 
 ROOT = Path(__file__).parents[3]
 MODEL = "random:smollm2-135m"
@@ -48,14 +47,6 @@ def test_loading_takes_little_more_than_the_weights(dtype: str, least: float) ->
     check_peak(MODEL, dtype, least)
 
 
-@ON_LINUX
-@pytest.mark.long
-@pytest.mark.usefixtures("smollm2_file")
-@pytest.mark.parametrize(("dtype", "least"), [("auto", 0.625), ("bfloat16", 2), ("int8", 1)])
-def test_loading_a_gguf_file_takes_little_more_than_the_weights(dtype: str, least: float) -> None:
-    check_peak(str(FILE), dtype, least)
-
-
 @pytest.mark.parametrize(
     ("dtype", "needed", "weights"), [("float32", "0.70", "0.61"), ("int8", "0.21", "0.18")]
 )
@@ -68,36 +59,3 @@ def test_what_cannot_fit_is_refused_before_loading_with_the_sum(
         load_model(LoadOptions("dynamic", MODEL, "cpu", dtype, 0, 2))
     assert f"needs {needed} GiB of memory: weights in {dtype} {weights} GiB" in str(refused.value)
     assert "0.12 GiB are available (on the machine)" in str(refused.value)
-
-
-CONTEXT = 32_768
-LONG_PROGRAM = """
-import resource, sys
-import psutil
-import runtime.budget
-from model import LoadOptions, load_model
-from seams import Opening, Sampling, Step
-limit, context = 8 * 2**30, int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-runtime.budget.container_room_bytes = lambda: limit - psutil.Process().memory_info().rss
-model = load_model(
-    LoadOptions("dynamic", sys.argv[1], "cpu", "bfloat16", 0, 2, max_model_len=context)
-)
-model.warm_up()
-blocks = range(context // model.block_tokens)
-model.open([Opening(0, [0] * context, context, Sampling(temperature=0))])
-model.start([Step(0, context - 100, 100, True, blocks)], ()).result()  # the end of such a prompt
-print(model.num_blocks * model.block_tokens)
-"""
-
-
-@ON_LINUX
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_context_of_32768_tokens_fits_into_8_gib() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LONG_PROGRAM, "random:llama-3.2-1b", str(CONTEXT)],
-        cwd=ROOT, check=False, capture_output=True, text=True, timeout=1700,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= CONTEXT

@@ -91,19 +91,3 @@ def test_a_beginning_is_computed_once(
     found = [inference.cached_tokens for inference in (first, second, other)]
     assert found == [0, 32, 0]
     check(checkpoint[1], second)
-
-
-def test_a_prompt_is_scored_in_full_though_its_beginning_is_known(
-    checkpoint: tuple[Path, GPT2LMHeadModel], model: Executor
-) -> None:
-    _, peer = checkpoint
-    ledger = Ledger(16, model.block_tokens, prefix_caching=True)
-    run(model, ledger, Orca(), [SYSTEM[0]])
-    scored = Inference(SYSTEM[0], 1, Sampling(temperature=0, prompt_logprobs=0), 0.0)
-    serve(model, [scored], Orca(), ledger)
-    assert scored.cached_tokens == 0
-    with torch.no_grad():
-        expected = peer(torch.tensor([SYSTEM[0]])).logits[0].log_softmax(-1)
-    assert [entry.token for entry in scored.prompt_logprobs] == SYSTEM[0][1:]
-    for i, entry in enumerate(scored.prompt_logprobs):
-        assert abs(entry.logprob - float(expected[i, entry.token])) < 1e-4

@@ -1,4 +1,5 @@
-"""The executor serves every family in both layouts: logits of `transformers` at every step."""
+"""The executor serves every family in both layouts: logits of `transformers` at every step,
+whatever is prefilled in chunks, done, opened again or scored."""
 
 from __future__ import annotations
 
@@ -8,17 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config
 
 from generate import dynamic, static
 from generate.modes import LayOut
 from model import LoadOptions, ModelOptionError, load_model
-from tests.bare import Bare
+from requested import Sampling, TokenLogprobs
+from seams import Opening
+from tests.bare import GREEDY, Bare, Open
 from tests.model.peer import LogitsTap, load, without_kernel
-from tests.models.families import FAMILIES, VOCAB, logits_of, write
+from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of a logit, float32
 LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
-NAMES = ["llama", "mistral", "smollm3", "qwen2", "qwen3", "gemma3"]
+GPT2 = GPT2Config(
+    vocab_size=VOCAB, n_positions=CONTEXT, n_embd=64, n_layer=3, n_head=4,
+    initializer_range=0.2, bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
+NAMES = ["gpt2", *FAMILIES]
+modes = pytest.mark.parametrize("mode", LAYOUTS)
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +35,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
     found = {}
     for name in NAMES:
         folder = tmp_path_factory.mktemp(name)
-        found[name] = folder, write(FAMILIES[name](), folder)
+        found[name] = folder, write(GPT2 if name == "gpt2" else FAMILIES[name](), folder)
     return found
 
 
-def prompts_of(lengths: list[int]) -> list[list[int]]:
+@pytest.fixture
+def gpt2(checkpoints: dict[str, tuple[Path, Any]]) -> tuple[Path, Any]:
+    return checkpoints["gpt2"]
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
@@ -48,14 +62,78 @@ def test_logits_equal_those_of_transformers(
     tap = LogitsTap(monkeypatch)
     with without_kernel() if attention == "torch" else contextlib.nullcontext():
         bare = Bare(load(folder, mode), LAYOUTS[mode])
-        sequences = bare.open(prompts_of([1, 40, 7]), 4)
-        for step in range(4):
+        sequences = bare.open(prompts_of(1, 40, 7), 4)
+        if mode == "dynamic":  # chunks of the long prompt beside a decode
+            bare.advance(sequences[:2], [1, 30])
+        first = len(tap.seen)
+        for step in range(first, first + 4):
             texts = [list(sequence.ids) for sequence in sequences]
             outcome = bare.advance(sequences)
             for row, ids in enumerate(texts):
                 expected = logits_of(peer, ids)[-1]
                 assert (tap.seen[step][row] - expected).abs().max() <= TOLERANCE
                 assert outcome.tokens[row] == [int(expected.argmax())]
+
+
+@pytest.mark.parametrize("attention", ["kernel", "torch"])
+def test_rows_that_are_done_are_padding_and_affect_no_other_row(
+    attention: str, gpt2: tuple[Path, Any]
+) -> None:
+    folder, peer = gpt2
+    with without_kernel() if attention == "torch" else contextlib.nullcontext():
+        bare = Bare(load(folder, "static"), static.lay_out)
+        # it takes 20 iterations, more than the context would leave to a row that ran on
+        long, short = bare.open(prompts_of(90, 3), 20)
+        bare.advance([long, short])
+        for _ in range(19):
+            text = list(short.ids)
+            # the engine names those that advance first
+            outcome = bare.advance([short, long], [1, 0])
+            assert outcome.tokens == [[int(logits_of(peer, text)[-1].argmax())], []]
+
+
+@modes
+def test_a_sequence_that_is_opened_again_starts_from_the_beginning(
+    mode: str, gpt2: tuple[Path, Any]
+) -> None:
+    folder, peer = gpt2
+    bare = Bare(load(folder, mode), LAYOUTS[mode])
+    (first,) = bare.open(prompts_of(9), 4)
+    bare.advance([first])
+    bare.model.open([Opening(first.id, first.ids, 9, GREEDY)])
+    again = Open(first.id, list(first.ids), bare.blocks(14))
+    bare.advance([again])
+    assert again.ids[-1] == int(logits_of(peer, first.ids)[-1].argmax())
+
+
+@modes
+@pytest.mark.parametrize(("cut", "scored"), [(12, 0), (5, 3), (5, 8)])
+def test_prompt_logprobs_are_those_of_the_whole_prompt_also_in_chunks(
+    mode: str, cut: int, scored: int, gpt2: tuple[Path, Any]
+) -> None:
+    """`scored` of them are known from before a preemption."""
+    folder, peer = gpt2
+    prompt, neighbour = prompts_of(12, 20)
+    bare = Bare(load(folder, mode), LAYOUTS[mode])
+    sampling = Sampling(temperature=0, logprobs=2, prompt_logprobs=2)
+    wanted, beside = bare.open([prompt, neighbour], 1, [sampling, GREEDY], scored)
+    found: dict[int, TokenLogprobs] = {}
+    outcome = bare.advance([wanted, beside], [cut, 20])
+    for _ in range(2):
+        if 0 in outcome.prompt_logprobs:
+            first, entries = outcome.prompt_logprobs[0]
+            found.update(enumerate(entries, first))
+        if wanted.computed < 12:
+            outcome = bare.advance([wanted, beside], [12 - cut, 0])
+    expected = logits_of(peer, prompt).log_softmax(-1)
+    assert list(found) == list(range(scored + 1, 12))
+    for i, entry in found.items():
+        assert entry.token == prompt[i]
+        assert abs(entry.logprob - float(expected[i - 1, prompt[i]])) <= TOLERANCE
+        assert entry.top[0][0] == int(expected[i - 1].argmax())
+    (next_token,) = outcome.logprobs[0]
+    assert abs(next_token.logprob - float(expected[-1].max())) <= TOLERANCE
+    assert 1 not in outcome.prompt_logprobs
 
 
 def test_gemma_in_float16_is_refused(checkpoints: dict[str, tuple[Path, Any]]) -> None:

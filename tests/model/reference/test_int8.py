@@ -10,13 +10,11 @@ from pathlib import Path
 from pydoc_data import topics
 
 import pytest
-import torch
 
-from model import LoadOptions, ModelOptionError, load_model
+from model import LoadOptions, load_model
 from requested import Sampling
 from runtime.executor import Executor
 from seams import Opening, Step
-from tests.runtime.gpu.pretend import pretend_gpus
 from text.vocabulary import load_tokenizer
 
 WINDOW = 1024
@@ -75,18 +73,3 @@ def test_smollm2s_stored_weights_cost_at_most_half_a_hundredth_of_perplexity(
         found[dtype], _ = score(model, ids)
         print(f"{dtype}: perplexity {found[dtype]:.3f}, linear layers by {model.info.kernels}")
     assert found["auto"] <= 1.005 * found["float32"]
-
-
-def test_a_model_says_that_its_weights_are_int8() -> None:
-    model = load("int8")
-    assert model.info.dtype == "int8"
-    assert model.info.parameters == load("float32").info.parameters
-    assert {kernel.split()[0] for kernel in model.info.kernels.values()} == {"int8"}
-    assert model.info.batch_invariant
-    assert model.shape.dtype == torch.bfloat16, "keys and values are not int8"
-
-
-def test_int8_on_a_gpu_is_refused_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch)
-    with pytest.raises(ModelOptionError, match="allowed here: auto, float32, bfloat16, float16"):
-        load("int8", device="cuda")

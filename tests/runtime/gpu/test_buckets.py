@@ -58,13 +58,6 @@ def test_every_iteration_up_to_the_largest_size_has_a_graph(
         assert all(b.tokens >= found.tokens and b.singles >= found.singles for b in less)
 
 
-def test_the_smallest_graphs_split_no_row_and_the_largest_every_row_of_the_context() -> None:
-    splits = [bucket.singles / (bucket.rows - 1) for bucket in Buckets(32, 5000, TILE)]
-    assert sorted(set(splits)) == [1, 4, 16]
-    assert splits == sorted(splits, reverse=True)
-    assert not any(bucket.splits for bucket in Buckets(32, 256, TILE))
-
-
 @pytest.mark.parametrize(
     ("keys", "launched", "busy"),
     [

@@ -6,21 +6,16 @@ from __future__ import annotations
 import gc
 import weakref
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from requested import Sampling
 from runtime.executor import Executor
-from runtime.gpu.buckets import Bucket, Buckets
+from runtime.gpu.buckets import Bucket
 from runtime.gpu.graphs import Graphs
-from runtime.gpu.paged import Packed
-from runtime.gpu.tables import KeptTables
-from runtime.transfer import stage
 from seams import Opening, Step
 from tests.kernels.conftest import launched
 
@@ -45,38 +40,6 @@ def recorded(model: Executor, rows: int) -> str | None:
 
 def graphs_of(model: Executor) -> Graphs | None:
     return None if model.gpu is None else model.gpu.graphs
-
-
-def test_a_graph_computes_long_and_short_decodes_and_chunks_as_without_it() -> None:
-    """Rows of 300 keys, which are split, and of 20, with a part of a prompt and a whole one."""
-    past, new, draws = (299, 19, 280, 0), (1, 1, 40, 5), (True, True, False, True)
-    outcomes = []
-    for with_graphs in (False, True):
-        model = make()
-        if with_graphs:
-            recorded(model, 4)
-        graphs = graphs_of(model)
-        before = graphs.replayed if graphs else 0
-        torch.manual_seed(1)
-        for part in (model.pool.keys, model.pool.values):
-            part.copy_(torch.randn(part.shape))
-        asked = Sampling(temperature=0, logprobs=5)
-        steps, taken = [], 0
-        for i, (start, count, draw) in enumerate(zip(past, new, draws, strict=True)):
-            known = [(7 * i + n) % 97 for n in range(start + count + (not draw))]
-            model.open([Opening(i, known, 1, asked)])
-            blocks = -(-len(known) // model.block_tokens)
-            steps.append(Step(i, start, count, draw, range(taken, taken + blocks)))
-            taken += blocks
-        outcomes.append(model.start(steps, ()).result())
-        assert (graphs.replayed - before if graphs else 0) == with_graphs
-    plain, replayed = outcomes
-    assert replayed.tokens == plain.tokens
-    assert sorted(plain.logprobs) == [0, 1, 3]
-    for row, (word,) in plain.logprobs.items():
-        (found,) = replayed.logprobs[row]
-        assert [token for token, _ in word.top] == [token for token, _ in found.top]
-        assert [p for _, p in word.top] == pytest.approx([p for _, p in found.top], abs=1e-5)
 
 
 def test_graphs_that_compute_something_else_are_not_used(
@@ -137,27 +100,6 @@ def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:
         assert [reference() for reference in old] == [None, None]
     finally:
         gc.enable()
-
-
-def test_all_graphs_share_a_stream_a_pool_of_memory_and_their_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What CUDA would record is only noted here; each runs once before it is recorded."""
-    addresses: list[int] = []
-
-    def forward(of: Packed[Tensor], kept: Tensor | None, at: Tensor, _: Tensor) -> Tensor:
-        addresses.append(at.data_ptr())
-        return torch.zeros(len(of.tokens) if kept is None else len(kept), 8)
-
-    cuda = mock.MagicMock()
-    monkeypatch.setattr("runtime.gpu.graphs.torch.cuda", cuda)
-    monkeypatch.setattr("runtime.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
-    buckets, tables = Buckets(20, 1024, 64), KeptTables(20, 16, torch.device("cpu"))
-    graphs = Graphs(forward, buckets, 20, 8, torch.float32, tables)
-    graphs._record()
-    shared = {"pool": cuda.graph_pool_handle(), "stream": cuda.Stream()}
-    assert [call.kwargs for call in cuda.graph.call_args_list] == [shared] * len(list(buckets))
-    assert addresses == [graphs._numbers.data_ptr()] * 2 * len(graphs._graphs)
 
 
 def test_the_warm_up_launches_every_kernel_of_a_long_row() -> None:

@@ -7,14 +7,6 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-FORMATS = [
-    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-]  # fmt: skip
-PATTERNS = [
-    "^[A-Z][a-z]*$", "^\\d{3}-\\d{4}$", "^(yes|no|maybe)$", "^[^\\s@]{1,9}@[a-z]{1,5}\\.com$",
-    "ab", "^$", "^(a|b)*c?$",
-]  # fmt: skip
-
 
 def closed(properties: Schema, required: list[str] | None = None, **more: Any) -> Schema:
     names = list(properties) if required is None else required
@@ -27,103 +19,46 @@ def closed(properties: Schema, required: list[str] | None = None, **more: Any) -
     }
 
 
-def _scalars() -> list[Schema]:
-    limits: dict[str, list[Schema]] = {
-        "integer": [
-            {}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10}, {"exclusiveMaximum": 0},
-            {"minimum": 10, "maximum": 99, "multipleOf": 3}, {"enum": list(range(0, 50, 7))},
-        ],
-        "number": [
-            {}, {"minimum": 0.5, "maximum": 2.25}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-            {"multipleOf": 0.01, "minimum": 0},
-        ],
-        "string": [
-            {}, {"minLength": 1}, {"maxLength": 5}, {"minLength": 3, "maxLength": 3},
-            {"enum": ["ä", "日本", '\n"\\', "a b"]},
-            *({"pattern": pattern} for pattern in PATTERNS),
-            *({"format": name} for name in FORMATS),
-        ],
-    }  # fmt: skip
-    return [
-        *({"type": kind, **more} for kind, among in limits.items() for more in among),
-        {"type": "boolean"},
-        {"type": "null"},
-        {"type": ["number", "string"], "maxLength": 4, "minimum": 1},
-        {"enum": [1, "one", None, True, 2.5]},
-        {"const": {"kind": "point", "at": [0, 0]}},
-    ]
-
-
-def _arrays() -> list[Schema]:
-    integer: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
-    return [
-        {"type": "array", "maxItems": 0},
-        {"type": "array", "prefixItems": [integer, {"const": "x"}], "items": False, "minItems": 2},
-        {"type": "array", "prefixItems": [{"type": "null"}], "items": integer, "maxItems": 4},
-        {"type": "array", "items": closed({"id": integer}), "minItems": 1, "maxItems": 2},
-    ]  # fmt: skip
-
-
-def _objects() -> list[Schema]:
-    integer: Schema = {"type": "integer", "minimum": 0, "maximum": 999}
-    word: Schema = {"type": "string", "pattern": "^[a-z]{1,8}$"}
-    return [
-        closed({"name": word, "age": integer}),
-        closed({"a": integer, "b": integer, "c": integer}, []),
-        {"type": "object", "properties": {}, "additionalProperties": False},
-        {"type": "object", "additionalProperties": word, "minProperties": 1, "maxProperties": 3},
-        {
-            "type": "object",
-            "properties": {"id": integer},
-            "required": ["id"],
-            "additionalProperties": {"type": "boolean"},
-            "maxProperties": 3,
-        },
-        {
-            "type": "object",
-            "patternProperties": {"^x_[a-z]{1,4}$": integer, "^y_[a-z]{1,4}$": {"type": "null"}},
-            "additionalProperties": False,
-            "maxProperties": 2,
-        },
-        closed({"with space": integer, "quote\"d": integer, "ünï": integer}),
-    ]  # fmt: skip
-
-
-def _combinations() -> list[Schema]:
-    integer: Schema = {"type": "integer", "minimum": 0, "maximum": 99}
-    word: Schema = {"type": "string", "pattern": "^[a-z]{1,6}$"}
-    circle = closed({"kind": {"const": "circle"}, "radius": integer})
-    square = closed({"kind": {"const": "square"}, "side": integer})
-    tree: Schema = {
-        "$ref": "#/$defs/node",
-        "$defs": {
-            "node": closed(
-                {
-                    "value": integer,
-                    "children": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
-                }
-            )
-        },
-    }
-    return [
-        {"anyOf": [integer, word]},
-        {"anyOf": [circle, square]},
-        {"oneOf": [circle, square]},
-        {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]},
-        {
-            "allOf": [
-                {"type": "object", "properties": {"a": integer}, "required": ["a"]},
-                {"properties": {"b": word}, "required": ["b"]},
-            ],
-            "additionalProperties": False,
-            "properties": {"a": True, "b": True},
-        },
-        tree,
-        {"definitions": {"w": word}, **closed({"w": {"$ref": "#/definitions/w"}})},
-        closed({"v": {"$ref": "#/properties/w"}, "w": word}),
-        {"type": "array", "items": {"oneOf": [circle, square]}, "minItems": 1, "maxItems": 2},
-    ]  # fmt: skip
-
-
-def schemas() -> list[Schema]:
-    return [*_scalars(), *_arrays(), *_objects(), *_combinations()]
+_BOUNDED: dict[str, list[Schema]] = {
+    "integer": [
+        {}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10}, {"exclusiveMaximum": 0},
+        {"minimum": 10, "maximum": 99, "multipleOf": 3}, {"enum": list(range(0, 50, 7))},
+    ],
+    "number": [
+        {}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}, {"multipleOf": 0.01, "minimum": 0},
+    ],
+    "string": [
+        {}, {"minLength": 1}, {"maxLength": 5}, {"enum": ["ä", "日本", '\n"\\', "a b"]},
+        *({"pattern": of} for of in ("^[A-Z][a-z]*$", "^(yes|no|maybe)$", "ab", "^(a|b)*c?$")),
+        *({"format": of} for of in ("date", "time", "date-time", "email", "ipv4", "uuid", "uri")),
+    ],
+}  # fmt: skip
+_DIGIT: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
+_WORD: Schema = {"type": "string", "pattern": "^[a-z]{1,6}$"}
+_SHAPES = [closed({"kind": {"const": "circle"}, "radius": _DIGIT}),
+           closed({"kind": {"const": "square"}, "side": _DIGIT})]  # fmt: skip
+_NODES = {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}
+SCHEMAS: list[Schema] = [
+    *({"type": kind, **more} for kind, among in _BOUNDED.items() for more in among),
+    {"type": "boolean"},
+    {"type": ["number", "string"], "maxLength": 4, "minimum": 1},
+    {"enum": [1, "one", None, True, 2.5]},
+    {"const": {"kind": "point", "at": [0, 0]}},
+    {"type": "array", "maxItems": 0},
+    {"type": "array", "prefixItems": [_DIGIT, {"const": "x"}], "items": False, "minItems": 2},
+    {"type": "array", "prefixItems": [{"type": "null"}], "items": _DIGIT, "maxItems": 4},
+    closed({"name": _WORD, "age": _DIGIT}),
+    closed({"a": _DIGIT, "b": _DIGIT, "c": _DIGIT}, []),
+    {"type": "object", "additionalProperties": _WORD, "minProperties": 1, "maxProperties": 3},
+    closed({"id": _DIGIT}, additionalProperties={"type": "boolean"}, maxProperties=3),
+    closed({}, patternProperties={"^x_[a-z]{1,4}$": _DIGIT, "^y_": {"type": "null"}},
+           maxProperties=2),
+    closed({"with space": _DIGIT, 'quote"d': _DIGIT, "ünï": _DIGIT}),
+    {"anyOf": [_DIGIT, _WORD]},
+    {"oneOf": _SHAPES},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]},
+    {"$ref": "#/$defs/node", "$defs": {"node": closed({"value": _DIGIT, "children": _NODES})}},
+    {"definitions": {"w": _WORD}, **closed({"w": {"$ref": "#/definitions/w"}})},
+    closed({"v": {"$ref": "#/properties/w"}, "w": _WORD}),
+    {"type": "array", "items": {"anyOf": _SHAPES}, "minItems": 1, "maxItems": 2},
+]  # fmt: skip

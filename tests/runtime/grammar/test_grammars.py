@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,12 +19,12 @@ from llguidance import LLMatcher
 from models.names import EMBEDDED
 from requested import Constraint
 from runtime.grammar import grammars as module
-from runtime.grammar.checking import LOWEST, Checker, in_a_copy
+from runtime.grammar.checking import Checker
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import LIMITS, GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
 from tests.runtime.grammar.conftest import allowed, shortest, text_of, walk
-from tests.runtime.grammar.schemas import Schema, schemas
+from tests.runtime.grammar.schemas import SCHEMAS, Schema
 from tests.text.llama import BYTE_LEVEL, SENTENCEPIECE
 from tests.text.test_gguf_vocabulary import tokenizer_of
 from text.tokenizer import Tokenizer
@@ -54,7 +53,7 @@ def finished(of: Grammars, tokenizer: Tokenizer, schema: Schema, seed: int) -> b
 
 def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer: Tokenizer) -> None:
     """Of each schema, some text is finished."""
-    for schema in schemas():
+    for schema in SCHEMAS:
         assert any(finished(grammars, tokenizer, schema, seed) for seed in range(4)), schema
 
 
@@ -62,7 +61,7 @@ def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer:
 def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     tokenizer = vocabulary(name)
     of = Grammars(lambda: tokenizer)
-    for number, schema in enumerate(schemas()[3::9]):
+    for number, schema in enumerate(SCHEMAS[3::6]):
         finished(of, tokenizer, schema, number)
     pattern = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
     ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, 0), 1000)
@@ -74,7 +73,6 @@ def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     [
         (Constraint("regex", "[0-9]{4}-[0-9]{2}"), "[0-9]{4}-[0-9]{2}"),
         (of_choice(["yes", 'a "quoted" one', "zwölf\n"]), '(?:yes|a "quoted" one|zwölf\n)'),
-        (of_grammar('start: "a" (" b" | " c")+ "."'), r"a( b| c)+\."),
         (of_grammar('root ::= ("x" | "y") [0-9]+ "z"?'), "[xy][0-9]+z?"),
         (of_grammar('// a ::= b\n?start: "a" | "::=" item\nitem: "b"'), "a|::=b"),
         (Constraint("lark", "start: /[ab]{3}/ %json {\"const\": 7}"), "[ab]{3}7"),
@@ -93,9 +91,6 @@ def test_all_end_tokens_are_allowed_where_the_text_may_end() -> None:
     assert len(tokenizer.end_ids) > 1
     matching = Matching(Grammars(lambda: tokenizer), Constraint("regex", "a?"), ())
     assert set(tokenizer.end_ids) < set(allowed(matching, tokenizer.vocab_size))
-    end = max(tokenizer.end_ids)
-    assert matching.take(end, alone=False) == [end]
-    assert matching.error is None
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -145,12 +140,6 @@ def test_a_constraint_that_would_end_the_process_is_refused_and_ends_none_but_it
             of.compile(constraint)
     of.compile(Constraint("regex", "[a-z]+"))
     assert [checker._process for checker in checkers] == before
-
-
-def test_a_vocabulary_without_an_end_has_no_grammars() -> None:
-    tokenizer = Tokenizer(lambda text: list(text.encode()), {i: bytes([i]) for i in range(256)}, [])
-    with pytest.raises(GrammarError, match="ends a text"):
-        Grammars(lambda: tokenizer).compile(Constraint("regex", "a"))
 
 
 # --- what is compiled when, and kept --------------------------------------------------------
@@ -207,11 +196,6 @@ def test_the_kept_constraints_are_bounded_and_refused_ones_go_first(
         with pytest.raises(GrammarError):
             of.compile(Constraint("regex", f"(a{{{number}}}"))
     assert [one.text for one in of._kept] == ["a{3}", "a{4}", "(a{4}"]
-    monkeypatch.setattr(module, "KEPT_CHARACTERS", 50)
-    monkeypatch.setattr(module, "ROOM", 1)
-    of.compile(Constraint("regex", "b" * 49))
-    assert len(of._kept) == 1
-    assert of._characters == 49
 
 
 def test_what_an_accepted_request_needs_is_compiled_once(
@@ -222,22 +206,19 @@ def test_what_an_accepted_request_needs_is_compiled_once(
     monkeypatch.setattr(module, "KEPT_CHARACTERS", 100)
     of = Grammars(lambda: tokenizer)
     builds = counted(of, monkeypatch)
-    one, other = Constraint("regex", "[a-z]{15}"), Constraint("regex", "[0-9]{9}")
-    needs = [of.compile(one), of.compile(one), of.compile(other)]
+    one = Constraint("regex", "[a-z]{15}")
+    needs = [of.compile(one), of.compile(one)]
     del needs[0]  # the other request with the same constraint still needs it
     for number in range(4):
         of.compile(Constraint("regex", f"b{{{number}}}"))
-        with pytest.raises(GrammarError):
-            of.compile(Constraint("regex", f"(b{{{number}}}"))
-    for constraint in (one, other, one):
-        Matching(of, constraint, ())
-    assert [builds.count(needed.text) for needed in (one, other)] == [1, 1]
-    assert len(of._kept) == 3
+    for _ in range(2):
+        Matching(of, one, ())
+    assert builds.count(one.text) == 1
+    long = Constraint("regex", "c" * (100 // module.ROOM))
     with pytest.raises(GrammarsBusyError):  # and memory is bounded
-        of.compile(Constraint("regex", "c" * (100 // module.ROOM)))
+        of.compile(long)
     needs.clear()
-    of.compile(Constraint("regex", "c" * (100 // module.ROOM)))
-    assert len(of._kept) == 2
+    of.compile(long)
 
 
 # --- matchers that fail ---------------------------------------------------------------------
@@ -290,12 +271,3 @@ def test_a_process_that_was_ended_is_replaced() -> None:
     checker._process.wait()
     checker.check(GRAMMAR)
     checker.close()
-
-
-def test_a_copy_that_takes_long_has_the_lowest_priority() -> None:
-    def wait_for_it(_: bytes) -> str:
-        while os.getpriority(os.PRIO_PROCESS, 0) < LOWEST:
-            time.sleep(0.01)  # its time on a processor is limited
-        return "it was lowered"
-
-    assert in_a_copy(wait_for_it, b"") == "it was lowered"

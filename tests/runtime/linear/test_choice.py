@@ -18,36 +18,16 @@ from runtime.linear.blocks import BlockEmbedding, BlockKind, BlockLinear
 from runtime.linear.choice import (
     Offer,
     agreed,
-    choose,
     is_batch_invariant,
     pack_linears,
 )
-from runtime.linear.layers import Int8Linear, KernelLinear, Precision, Variant, variants
+from runtime.linear.layers import Int8Linear, KernelLinear, Precision, variants
 from tests.runtime.linear.test_layers import kinds, random_raw
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
-
-
-def test_a_shape_is_measured_once_and_again_on_another_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured: list[tuple[int, int]] = []
-
-    def last(_: Precision, shape: tuple[int, int], tried: Sequence[Variant]) -> Variant:
-        measured.append(shape)
-        return tried[-1]
-
-    monkeypatch.setattr(runtime.linear.choice, "measure", last)
-    shapes = [(32, 48), (32, 96)]
-    assert [choose("float32", shapes)[shape].name for shape in shapes] == ["torch", "torch"]
-    choose("float32", shapes * 2)
-    assert measured == shapes
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    choose("float32", shapes[:1])
-    assert measured == [*shapes, shapes[0]]
 
 
 def network(precision: Precision) -> GPT:
@@ -67,26 +47,13 @@ def network(precision: Precision) -> GPT:
 precisions = pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 
 
-@pytest.fixture(params=[True, False], ids=["our kernels", "none"])
-def ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Without: a machine that has no compiler, or no such instructions."""
-    if not request.param:
-        monkeypatch.setattr(runtime.linear.layers, "linear_kernel", lambda _: None)
-    return bool(request.param)
-
-
 @precisions
-def test_a_networks_layers_are_replaced_and_compute_the_same(
-    precision: Precision, ours: bool
-) -> None:
+def test_a_networks_layers_are_replaced_and_compute_the_same(precision: Precision) -> None:
     made = network(precision)
     layers = {n: getattr(made.blocks[0], n) for n in ("qkv", "attn_proj", "fc", "mlp_proj")}
     layers["head"] = made.head
     kernels = pack_linears(made)
     assert kernels.keys() == {"32 x 96", "32 x 32", "32 x 128", "128 x 32", "32 x 50"}
-    if not ours:
-        assert {kernel.split()[1] for kernel in kernels.values()} <= {"oneDNN", "torch"}
-        assert is_batch_invariant(kernels) == (precision == "int8")
     torch.manual_seed(0)
     for name, linear in layers.items():
         packed: nn.Module = made.head if name == "head" else getattr(made.blocks[0], name)
@@ -96,9 +63,7 @@ def test_a_networks_layers_are_replaced_and_compute_the_same(
 
 
 @kinds
-def test_a_networks_block_layers_are_replaced_and_hold_no_second_copy(
-    kind: BlockKind, ours: bool
-) -> None:
+def test_a_networks_block_layers_are_replaced_and_hold_no_second_copy(kind: BlockKind) -> None:
     torch.manual_seed(0)
     head = BlockLinear.of(kind, random_raw(kind, 64, 50))
     network = nn.ModuleDict(

@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import GPT2LMHeadModel
 
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
-from models.part import Part
 from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
-from models.weights.folder import FolderSource
-from models.weights.loader import load
 from models.weights.source import CheckpointError
-from runtime.linear.layers import Int8Linear
-from runtime.linear.quantised import INT8_LAYERS
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 TOKENS = torch.arange(16).view(1, -1)
@@ -61,30 +55,6 @@ def logits_of(folder: Path) -> torch.Tensor:
     return logits
 
 
-def test_only_weights_of_linear_layers_are_int8_written_or_rounded_at_load(
-    original: Path, folder: Path
-) -> None:
-    plain = load_checkpoint(original)
-    stored, found = (
-        load(FolderSource(of), dtype=torch.bfloat16, stored=INT8_LAYERS).state_dict()
-        for of in (folder, original)
-    )
-    assert stored.keys() == found.keys()
-    for name, tensor in stored.items():
-        assert tensor.dtype == found[name].dtype
-        assert torch.equal(tensor, found[name]), name
-    linears = {name for name, module in plain.named_modules() if isinstance(module, nn.Linear)}
-    assert {name for name in found if name.endswith("scale")} == {f"{n}.scale" for n in linears}
-    for name, tensor in plain.state_dict().items():
-        layer, _, kind = name.rpartition(".")
-        if layer not in linears:
-            assert torch.equal(found[name], tensor.bfloat16()), name
-        else:
-            quantised = Int8Linear.of(plain.get_submodule(layer))  # type: ignore[arg-type]
-            assert found[name].dtype == (torch.int8 if kind == "weight" else torch.float32)
-            assert torch.equal(found[name], quantised.state_dict()[kind]), name
-
-
 @torch.no_grad()
 def test_in_float32_its_weights_are_its_integers_times_their_scales(
     folder: Path, tmp_path: Path
@@ -102,24 +72,6 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
     change(plain, quantization_config=None)
     peer = GPT2LMHeadModel.from_pretrained(plain).eval()
     assert (peer(TOKENS).logits[0] - logits_of(folder)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("what", ["int8", "original"])
-def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, what: str) -> None:
-    whole: Any = load_checkpoint(folder.parent / what, stored=INT8_LAYERS)
-    parts: list[Any] = [
-        load_checkpoint(folder.parent / what, Part(rank, 3), INT8_LAYERS) for rank in range(3)
-    ]
-    for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
-        own = [getattr(part.blocks[1], name) for part in parts]
-        wanted = getattr(whole.blocks[1], name)
-        assert torch.equal(torch.cat([layer.weight for layer in own], axis), wanted.weight)
-        scales = torch.cat([layer.scale for layer in own]) if name == "fc" else own[-1].scale
-        assert torch.equal(scales, wanted.scale)
-    x = torch.randn(5, CONFIG.n_embd)
-    heads = [part.blocks[1].qkv(x).view(5, 3, -1, CONFIG.head_dim) for part in parts]
-    expected = whole.blocks[1].qkv(x).view(5, 3, CONFIG.n_head, CONFIG.head_dim)
-    assert torch.equal(torch.cat(heads, dim=2), expected)
 
 
 def test_a_checkpoint_of_the_same_format_from_elsewhere_is_read(folder: Path) -> None:
