@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
-from embedded.bpe import train_ranks
 from embedded.evaluate import complete
 from embedded.report import README_FILE, read_report, render
 from embedded.train import train
@@ -22,9 +21,6 @@ from embedded.vocabulary import (
     END_OF_TEXT,
     FOLDER,
     load_embedded_encoding,
-    make_encoding,
-    read_ranks,
-    write_ranks,
 )
 from models.gpt2 import GPT, causal_attention
 from models.weights.checkpoint import load_checkpoint
@@ -87,21 +83,6 @@ def test_the_special_token_is_the_last_id_and_plain_text_in_a_prompt(
 ) -> None:
     assert encoding.encode_single_token(END_OF_TEXT) == encoding.n_vocab - 1
     assert encoding.n_vocab - 1 not in encoding.encode_ordinary(f"a{END_OF_TEXT}b")
-
-
-def test_trained_ranks_are_the_same_each_time_and_survive_their_file(tmp_path: Path) -> None:
-    texts = [
-        "for one in range(100):\n    print(one, 'naïve €')\n",
-        "def one(self):\n    return one\n",
-    ]
-    ranks = train_ranks(texts, 280)
-    write_ranks(ranks, tmp_path / "ranks")
-    assert ranks == train_ranks(texts, 280) == read_ranks(tmp_path / "ranks")
-    assert list(ranks.values()) == list(range(280))
-    assert [token for token in ranks if len(token) == 1] == [bytes([byte]) for byte in range(256)]
-    small = make_encoding(ranks)
-    assert len(small.encode_ordinary(texts[0])) < len(texts[0])
-    assert small.decode(small.encode_ordinary(texts[0])) == texts[0]
 
 
 SMALL = Settings(

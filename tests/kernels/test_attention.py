@@ -4,7 +4,6 @@ attention as it is defined."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from runtime.attention import (
     RaggedAttention,
     Span,
     attend_rows,
-    fastest_for_prompts,
 )
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.gpu.paged import PagedAttention, sent_alone
@@ -216,16 +214,3 @@ def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_la
     attended(other, by, of.spans[1:])
     assert torch.equal(torch.stack(alone), together[: drafted.length])
     assert same(of.pool, other.pool)
-
-
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.7, FOR_PROMPTS[0]), (0.8, "attend_bf16")])
-def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
-    seconds: float, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = [[1.0, seconds]]
-    monkeypatch.setattr("kernels.choice.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("runtime.attention._prompt_seconds", lambda head_dim, names: taken.pop())
-    for _ in range(2):
-        choice = fastest_for_prompts.__wrapped__(64, ("attend_bf16", FOR_PROMPTS[0]))
-        assert choice == chosen
-    assert not taken

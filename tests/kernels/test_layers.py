@@ -1,5 +1,5 @@
-"""What kernels for CPUs, and Triton's, compute between matrix products, against the formulas in
-double precision; and networks whose layers they replace, with how many are launched."""
+"""What a kernel for CPUs makes of queries and keys, against the formula in double precision; and
+networks whose layers Triton's kernels replace, with how many are launched."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from runtime.layers import (
 from tests.kernels.conftest import DEVICE, launched
 
 EPS = 1e-5
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-ROUNDING = {F32: 2e-6, BF16: 2.0**-8}
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}
 ROWS = (1, 3, 70)
 
 for_cpus = pytest.mark.parametrize("dtype", [of for of in ROUNDING if kernels_work(of)], ids=str)
@@ -79,8 +78,8 @@ def test_queries_and_keys_are_normed_and_turned_in_place(
 # --- networks -------------------------------------------------------------------------------
 
 
-def gpt(gelu: str = "tanh") -> GPT:
-    made = GPT(GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32, gelu=gelu))
+def gpt() -> GPT:
+    made = GPT(GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32))
     init_weights(made, 0)
     return made.requires_grad_(False)
 

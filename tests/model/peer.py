@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import runtime.attention
 import runtime.linear.layers
@@ -20,32 +18,6 @@ from runtime.executor import Executor
 from runtime.sampling.sampler import Known, Sampler
 
 VOCAB, CONTEXT = 307, 96
-
-
-def make_checkpoint(folder: Path) -> GPT2LMHeadModel:
-    """A small random GPT-2 whose logits differ enough for their argmax to mean something."""
-    torch.manual_seed(7)
-    peer = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB,
-            n_positions=CONTEXT,
-            n_embd=64,
-            n_layer=3,
-            n_head=4,
-            initializer_range=0.2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ).eval()
-    peer.save_pretrained(folder)
-    return peer
-
-
-@torch.no_grad()
-def peer_logits(peer: GPT2LMHeadModel, ids: Sequence[int]) -> Tensor:
-    """Logits for the token after `ids`, `[V]`, the whole sequence computed at once."""
-    logits: Tensor = peer(torch.tensor([list(ids)])).logits[0, -1]
-    return logits
 
 
 def load(folder: Path, mode: str, dtype: str = "float32") -> Executor:

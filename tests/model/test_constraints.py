@@ -27,7 +27,6 @@ from seams import Policy
 from tests.model.served import answers, serve
 from tests.runtime.grammar.conftest import text_of
 from text.tokenizer import Tokenizer
-from text.vocabulary import load_tokenizer
 
 PERSON = of_schema(
     {
@@ -47,11 +46,6 @@ MODES_AND_POLICIES: list[tuple[ModeName, Policy]] = [
     ("dynamic", Orca()),
     ("dynamic", StallFree(token_budget=24)),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(EMBEDDED)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import torch
 from benchmarks.bare import Job, run_bare
 from engine.inference import Inference
 from engine.speculation import Speculation
-from generate.dynamic import lay_out
 from generate.modes import ModeName
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
@@ -22,7 +21,6 @@ from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Policy
-from tests.bare import Bare
 from tests.model.served import serve
 from tests.recalling import recall
 from tests.scheduling.law import Law
@@ -108,16 +106,6 @@ def test_tokens_with_drafts_are_those_of_the_cpus_path_without(
     assert sum(record.accepted_drafts for record in iterations) > 2
     assert sum(record.rejected_drafts for record in iterations) > 2
     assert graphs is None or graphs.replayed - before == len(iterations)
-
-
-def test_an_iteration_is_read_when_its_result_is_asked_for_or_the_next_one_starts() -> None:
-    model = make("dynamic", kernel=True)
-    model.pool.keys.fill_(torch.nan)  # memory that was never written holds anything
-    model.pool.values.fill_(torch.nan)
-    bare = Bare(model, lay_out)
-    rows = bare.open([[1, 2, 3], [4, 5]], 6)
-    tokens = [bare.advance(rows).tokens for _ in range(3)]
-    assert all(0 <= token < VOCAB for step in tokens for (token,) in step)
 
 
 def test_constraints_are_those_of_the_cpus_path() -> None:

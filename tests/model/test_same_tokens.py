@@ -107,16 +107,6 @@ def test_a_request_gets_the_tokens_it_gets_alone_in_every_mode(
                     break  # from here on the two are different texts
 
 
-def all_logits(
-    models: dict[ModeName, Executor], work: Sequence[Job], limit: int
-) -> dict[tuple[int, ...], torch.Tensor]:
-    """What the model said after each text that it saw on the way."""
-    with pytest.MonkeyPatch.context() as patch:
-        tap = LogitsTap(patch)
-        run(models, "dynamic", work, limit)
-    return tap.after
-
-
 def test_in_dynamic_mode_logits_are_those_of_running_alone_to_the_last_bit(
     models: dict[ModeName, Executor],
 ) -> None:
@@ -125,9 +115,13 @@ def test_in_dynamic_mode_logits_are_those_of_running_alone_to_the_last_bit(
     work = [
         (list(range(n, 3 * n)), 8, Sampling(seed=n, temperature=n % 2), n) for n in range(1, 40, 3)
     ]
-    alone = [all_logits(models, [job], 1) for job in work]
-    together = all_logits(models, work, 8)
-    assert len(together) == sum(map(len, alone)) == 8 * len(work)
-    for of_one in alone:
-        for text, logits in of_one.items():
-            assert torch.equal(together[text], logits)
+    with pytest.MonkeyPatch.context() as patch:
+        alone = LogitsTap(patch)
+        for job in work:
+            run(models, "dynamic", [job], 1)
+    with pytest.MonkeyPatch.context() as patch:
+        together = LogitsTap(patch)
+        run(models, "dynamic", work, 8)
+    assert len(alone.after) == len(together.after) == 8 * len(work)
+    for text, logits in alone.after.items():
+        assert torch.equal(together.after[text], logits)

@@ -25,7 +25,6 @@ from tests.model.served import serve
 from tests.model.test_constraints import PERSON
 from tests.recalling import recall
 from text.tokenizer import Tokenizer
-from text.vocabulary import load_tokenizer
 
 MOST = 8
 PROMPTS = ["def answer():\n    return ", "abab abab abab ", "x"]
@@ -39,11 +38,6 @@ CONSTRAINTS = [
     of_choice(["yes", "yesterday", "no"]),
 ]
 Job = tuple[str, int, Sampling]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(EMBEDDED)
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +124,6 @@ def test_what_was_said_before_is_accepted(
         guessed = run(model, tokenizer, work, MOST, Ledger(50, 16))
     assert list(map(what_clients_see, guessed)) == list(map(what_clients_see, plain))
     assert sum(inference.accepted_drafts for inference in guessed) > 0
-
-
-def test_forced_tokens_whose_logprobs_are_wanted_are_drafts(
-    model: Executor, tokenizer: Tokenizer
-) -> None:
-    text = 'start: /[ab]/ " is followed by a text that is fixed, and then by " /[cd]/ "."'
-    sampling = Sampling(seed=5, constraint=Constraint("lark", text), logprobs=1)
-    (guessed,) = run(model, tokenizer, [(PROMPTS[0], 60, sampling)], MOST, Ledger(50, 16))
-    assert guessed.accepted_drafts > 10
-    assert guessed.rejected_drafts == 0
 
 
 def test_an_answer_that_was_expected_is_drafted_from_its_first_token(

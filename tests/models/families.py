@@ -53,6 +53,13 @@ FAMILIES: dict[str, Any] = {
 }  # fmt: skip
 
 
+def gpt2() -> Any:
+    return transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=CONTEXT, n_embd=64, n_layer=3, n_head=4,
+        initializer_range=0.2, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+
+
 def write(config: Any, folder: Path) -> Any:
     """Returns the peer: a model of `transformers` in float32."""
     torch.manual_seed(11)

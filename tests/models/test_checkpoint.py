@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.shapes import GPT2_SHAPES, SHAPES
@@ -22,6 +21,7 @@ from models.weights.checkpoint import (
 )
 from models.weights.loader import load
 from models.weights.source import CheckpointError
+from tests.models.families import gpt2
 
 TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=2, n_embd=32)
 
@@ -39,9 +39,10 @@ def folder(tmp_path: Path) -> Path:
 def test_checkpoints_of_transformers_are_read_also_in_shards(
     tmp_path: Path, activation: str
 ) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 61, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    peer = GPT2LMHeadModel(GPT2Config(**sizes, activation_function=activation)).eval()
-    peer.save_pretrained(tmp_path, max_shard_size="20KB")
+    config = gpt2()
+    config.activation_function = activation
+    peer = GPT2LMHeadModel(config).eval()
+    peer.save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     tokens = torch.arange(20).view(1, -1)
     network = load_checkpoint(tmp_path)

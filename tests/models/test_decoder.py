@@ -107,13 +107,6 @@ def test_two_shards_compute_the_same(
         assert (found - expected).abs().max() <= TOLERANCE, name
 
 
-def test_heads_of_keys_that_cannot_be_split_are_refused(
-    checkpoints: dict[str, tuple[Path, Any]],
-) -> None:
-    with pytest.raises(CheckpointError, match=r"2 heads of keys .* over 4 shards; allowed: 1, 2"):
-        load(FolderSource(checkpoints["llama"][0]), Part(0, 4))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -65,40 +65,76 @@ def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) ->
     return text(name) + shape + number("<I", kind) + number("<Q", offset)
 
 
+class Counting(io.FileIO):
+    taken = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        Counting.taken += len(data)
+        return data
+
+
+COUNTED = text("a") + number("<I", 9)  # a key whose value is an array
+
+
+FALSE = [
+    (b"", "it ends within the magic"),
+    (b"PK\x03\x04" + bytes(64), "it is no GGUF file"),
+    (b"GGUF" + number(">I", 3) + bytes(64), "it is big-endian, allowed: little-endian"),
+    (file(number("<Q", 2000), 1), "it ends within a key"),
+    (file(text("a") + number("<I", 13), 1), "key 'a' is of type 13, allowed"),
+    (file((text("a") + number("<I", 0) + b"\1") * 2, 2), "key 'a' occurs twice"),
+    (
+        file(text("a") + number("<I", 9) + number("<I", 9) + number("<Q", 1), 1),
+        "key 'a' is of type 9, allowed",
+    ),
+    (
+        file(text("general.alignment") + number("<I", 4) + number("<I", 33), 1),
+        "general.alignment is 33, allowed: a power of two",
+    ),
+    (file(tensors=tensor("t", (2,), kind=10), named=1), "tensor 't' is of type 10, supported"),
+    (file(tensors=tensor("t", (33, 2), kind=8), named=1), "no multiple of 32 values"),
+    (file(tensors=tensor("t", (2**33, 2**33)), named=1), "tensor 't' has shape"),
+    (file(tensors=tensor("t", (0, 2)), named=1), "tensor 't' has shape"),
+    (file(tensors=tensor("t", (2,), offset=3), named=1), "is not aligned to 32 bytes"),
+    (file(tensors=tensor("t", (200,)), named=1), "tensor 't' ends behind the end of the file"),
+    (file(tensors=tensor("t", (2,)) * 2, named=2), "tensor 't' occurs twice"),
+]
+LYING = [  # a count is more than is allowed, or than the file has
+    (file(named=2**40)[:16], "it has 1099511627776 tensors"),
+    (file(count=2**63)[:24], "it has 9223372036854775808 keys"),
+    (file(number("<Q", 2**60), 1)[:32], "bytes in a key"),
+    # beyond what is allowed
+    (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**24), "values of key 'a', allowed"),
+    (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**21), "values of key 'a', allowed"),
+    # allowed, but beyond the file
+    (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**20), "it ends within key 'a'"),
+    (file(text("a") + number("<I", 8), 1)[:37] + number("<Q", 2**24), "it ends within key 'a'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "it ends within the magic"),
-        (b"PK\x03\x04" + bytes(64), "it is no GGUF file"),
-        (b"GGUF" + number(">I", 3) + bytes(64), "it is big-endian, allowed: little-endian"),
-        (file(number("<Q", 2000), 1), "it ends within a key"),
-        (file(text("a") + number("<I", 13), 1), "key 'a' is of type 13, allowed"),
-        (file((text("a") + number("<I", 0) + b"\1") * 2, 2), "key 'a' occurs twice"),
-        (
-            file(text("a") + number("<I", 9) + number("<I", 9) + number("<Q", 1), 1),
-            "key 'a' is of type 9, allowed",
-        ),
-        (
-            file(text("general.alignment") + number("<I", 4) + number("<I", 33), 1),
-            "general.alignment is 33, allowed: a power of two",
-        ),
-        (file(tensors=tensor("t", (2,), kind=10), named=1), "tensor 't' is of type 10, supported"),
-        (file(tensors=tensor("t", (33, 2), kind=8), named=1), "no multiple of 32 values"),
-        (file(tensors=tensor("t", (2**33, 2**33)), named=1), "tensor 't' has shape"),
-        (file(tensors=tensor("t", (0, 2)), named=1), "tensor 't' has shape"),
-        (file(tensors=tensor("t", (2,), offset=3), named=1), "is not aligned to 32 bytes"),
-        (file(tensors=tensor("t", (200,)), named=1), "tensor 't' ends behind the end of the file"),
-        (file(tensors=tensor("t", (2,)) * 2, named=2), "tensor 't' occurs twice"),
-    ],
+    ("data", "message", "behind"),
+    [*((*each, 0) for each in FALSE), *((*each, 2**22) for each in LYING)],
 )
-def test_a_file_that_lies_is_refused_with_a_sentence(
-    data: bytes, message: str, tmp_path: Path
+def test_a_false_header_is_refused_and_what_it_announces_is_not_read(
+    data: bytes, message: str, behind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "wrong.gguf"
-    path.write_bytes(data)
+    """Behind a lying count are zeros, which would do as values."""
+    path = tmp_path / "false.gguf"
+    with path.open("wb") as opened:
+        opened.write(data)
+        opened.truncate(len(data) + behind)
+
+    def counting(path: Path, mode: str) -> Counting:
+        return Counting(path, mode)
+
+    monkeypatch.setattr(Counting, "taken", 0)
+    monkeypatch.setattr(Path, "open", counting)
     with pytest.raises(GGUFError) as refused:
         read_header(path)
     assert message in str(refused.value)
+    assert Counting.taken <= len(data)
 
 
 @given(data=st.data())
@@ -117,49 +153,3 @@ def test_whatever_is_changed_or_cut_off_is_read_or_refused(
     with contextlib.suppress(GGUFError):
         for info in read_header(path).tensors.values():
             assert info.offset + info.row_bytes <= len(changed)
-
-
-class Counting(io.FileIO):
-    taken = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        Counting.taken += len(data)
-        return data
-
-
-COUNTED = text("a") + number("<I", 9)  # a key whose value is an array
-
-
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        (file(named=2**40)[:16], "it has 1099511627776 tensors"),
-        (file(count=2**63)[:24], "it has 9223372036854775808 keys"),
-        (file(number("<Q", 2**60), 1)[:32], "bytes in a key"),
-        # beyond what is allowed
-        (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**24), "values of key 'a', allowed"),
-        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**21), "values of key 'a', allowed"),
-        # allowed, but beyond the file
-        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**20), "it ends within key 'a'"),
-        (file(text("a") + number("<I", 8), 1)[:37] + number("<Q", 2**24), "it ends within key 'a'"),
-    ],
-)
-def test_what_a_lying_count_announces_is_not_read(
-    head: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind the count the file has nothing but 4 MiB of zeros, which would do as values."""
-    path = tmp_path / "lying.gguf"
-    with path.open("wb") as opened:
-        opened.write(head)
-        opened.truncate(len(head) + 2**22)
-
-    def counting(path: Path, mode: str) -> Counting:
-        return Counting(path, mode)
-
-    monkeypatch.setattr(Counting, "taken", 0)
-    monkeypatch.setattr(Path, "open", counting)
-    with pytest.raises(GGUFError) as refused:
-        read_header(path)
-    assert message in str(refused.value)
-    assert Counting.taken == len(head)

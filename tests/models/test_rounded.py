@@ -17,7 +17,7 @@ from models.weights.source import CHUNK_VALUES
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import FAMILIES
-from tests.models.test_gguf import k_file, written
+from tests.models.test_gguf import written
 
 
 def kept(path: Path, part: Part = WHOLE) -> Any:
@@ -44,16 +44,6 @@ def test_every_linear_layer_is_that_of_the_gguf_package(
             assert own[name].kind == "q8_0"
             assert torch.equal(own[name].dequantised(), rounded(module.weight)), name
             assert torch.equal(own[name].panels, by_chunks[name].panels), name
-
-
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
-def test_k_types_are_rounded(kind: str, tmp_path: Path) -> None:
-    k_file(tmp_path / "k.gguf", Kind[kind])
-    plain: Any = load(GGUFSource(tmp_path / "k.gguf")).blocks[0]
-    block: Any = kept(tmp_path / "k.gguf").blocks[0]
-    for name in ("qkv", "attn_proj", "gate_up", "mlp_proj"):
-        expected = rounded(getattr(plain, name).weight)
-        assert torch.equal(getattr(block, name).dequantised(), expected), name
 
 
 def test_a_layer_of_several_types_is_rounded_and_others_stay(tmp_path: Path) -> None:

@@ -19,25 +19,12 @@ from runtime.budget import (
     gpu_blocks,
     worst_activation_bytes,
 )
-from runtime.cache import BlockTable, KVPool, KVShape
+from runtime.cache import KVPool, KVShape
 from runtime.container import container_room_bytes
 
 CPU = torch.device("cpu")
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, CPU)
 BLOCK = 16 * 98_304  # gpt2-medium, as published: a token has 2 x 24 layers x 1024 x 2 bytes
-
-
-def test_a_pool_has_the_published_bytes_and_a_slot_for_each_position() -> None:
-    pool = KVPool(SHAPE, 3)
-    assert pool.keys.nbytes + pool.values.nbytes == 3 * SHAPE.block_bytes == 3 * BLOCK
-    keys, _ = pool.slots(1)
-    keys[2 * 16 + 5] = 7.0
-    assert (pool.keys[1, 2, 5] == 7.0).all()
-    table = BlockTable([5, 2])
-    table.extend([9])
-    assert table.blocks.tolist() == [5, 2, 9]
-    assert table.address == table.blocks.ctypes.data
-    assert table.slots(15, 34, 16).tolist() == [95, *range(32, 48), 144, 145]
 
 
 @pytest.mark.parametrize(

@@ -56,28 +56,6 @@ def test_a_text_that_grew_and_earlier_tokens_are_looked_up_as_if_all_was_there_a
     assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
 
 
-class Counted(list[int]):
-    """Counts how often its tokens are read."""
-
-    reads = 0
-
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
-        self.reads += 1
-        return super().__getitem__(place)
-
-
-def test_a_draft_reads_a_bounded_number_of_tokens_however_long_the_text_is() -> None:
-    """Each new token is taken in once; a draft compares some places, whatever is alike."""
-    ids = Counted([1, 2] * 20_000)
-    lookup = Lookup(ids)
-    lookup.draft(8)
-    for token in (1, 2, 3, 1, 2):
-        ids.append(token)
-        ids.reads = 0
-        lookup.draft(8)
-        assert ids.reads <= 8 + 2 * CANDIDATES * MOST_MATCH
-
-
 def test_a_token_is_drawn_after_all_drafts_before_it() -> None:
     row = Opening(1, [4, 5], 1, Sampling(seed=3))
     found = places(row, [6, 7])

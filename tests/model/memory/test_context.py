@@ -10,7 +10,7 @@ from generate.dynamic import lay_out
 from model import LoadOptions, ModelOptionError, load_model
 from runtime.executor import Executor
 from tests.bare import Bare
-from tests.model.peer import CONTEXT
+from tests.models.families import CONTEXT
 
 ROWS, LIMIT = 4, 40
 

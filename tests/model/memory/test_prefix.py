@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2LMHeadModel
 
 from engine.blocks import Ledger
 from engine.inference import Inference
@@ -19,9 +19,10 @@ from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from seams import Policy
-from tests.model.peer import VOCAB, load, peer_logits
+from tests.model.peer import load
 from tests.model.served import serve
 from tests.model.test_same_tokens import NEAR_TIE
+from tests.models.families import VOCAB, logits_of
 
 GREEDY = Sampling(temperature=0)
 SYSTEM = [[(7 * n * n + k) % VOCAB for n in range(40)] for k in range(2)]
@@ -32,7 +33,7 @@ requests = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: tuple[Path, GPT2LMHeadModel]) -> Executor:
+def model(checkpoint: tuple[Path, Any]) -> Executor:
     return load(checkpoint[0], "dynamic")
 
 
@@ -55,10 +56,10 @@ def run(
     return inferences
 
 
-def check(peer: GPT2LMHeadModel, inference: Inference) -> None:
+def check(peer: Any, inference: Inference) -> None:
     assert inference.end == "length", inference.error
     for known in range(inference.prompt_tokens, len(inference.ids)):
-        logits = peer_logits(peer, inference.ids[:known])
+        logits = logits_of(peer, inference.ids[:known])[-1]
         assert logits.max() - logits[inference.ids[known]] < NEAR_TIE
 
 
@@ -79,15 +80,3 @@ def test_with_shared_blocks_tokens_are_those_of_transformers(  # type: ignore[no
     policy = StallFree(24) if chunked else Orca()
     for inference in run(model, ledger, policy, prompts, lookahead=lookahead):
         check(checkpoint[1], inference)
-
-
-def test_a_beginning_is_computed_once(
-    checkpoint: tuple[Path, GPT2LMHeadModel], model: Executor
-) -> None:
-    ledger = Ledger(16, model.block_tokens, prefix_caching=True)
-    (first,) = run(model, ledger, Orca(), [SYSTEM[0]])
-    (second,) = run(model, ledger, Orca(), [[*SYSTEM[0], 5]])
-    (other,) = run(model, ledger, Orca(), [SYSTEM[1]])
-    found = [inference.cached_tokens for inference in (first, second, other)]
-    assert found == [0, 32, 0]
-    check(checkpoint[1], second)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed
-from transformers import GPT2LMHeadModel
 
 from generate import dynamic, static
 from generate.modes import LayOut
@@ -21,7 +21,8 @@ from runtime.errors import with_our_errors
 from seams import DeviceLostError, DeviceMemoryError
 from serving.config import Config
 from tests.bare import Bare
-from tests.model.peer import load, peer_logits
+from tests.model.peer import load
+from tests.models.families import logits_of
 
 CPU = torch.device("cpu")
 LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
@@ -29,7 +30,7 @@ LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_o
 
 @pytest.mark.parametrize("mode", LAYOUTS)
 def test_without_memory_an_iteration_fails_as_one_that_may_fit_later_and_harms_no_other(
-    mode: str, checkpoint: tuple[Path, GPT2LMHeadModel]
+    mode: str, checkpoint: tuple[Path, Any]
 ) -> None:
     folder, peer = checkpoint
     model = load(folder, mode)
@@ -44,7 +45,7 @@ def test_without_memory_an_iteration_fails_as_one_that_may_fit_later_and_harms_n
     bare.released.append(large.id)
     for _ in range(2):
         text = list(fine.ids)
-        assert bare.advance([fine]).tokens == [[int(peer_logits(peer, text).argmax())]]
+        assert bare.advance([fine]).tokens == [[int(logits_of(peer, text)[-1].argmax())]]
 
 
 @pytest.mark.parametrize("config", [Config, ServeConfig], ids=["server", "model server"])
@@ -102,10 +103,6 @@ SHORT_OF_MEMORY = {
 OTHER = {
     "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)"),
     "Triton": RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
-    "shared memory": RuntimeError(
-        "out of resource: shared memory, Required: 188416, Hardware limit: 166912. Reducing block "
-        "sizes or `num_stages` may help."
-    ),
     "NCCL": torch.distributed.DistBackendError(f"{NCCL}Cuda failure 999 'unknown error'"),
 }
 

@@ -9,39 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config
 
 from generate import dynamic, static
 from generate.modes import LayOut
 from model import LoadOptions, ModelOptionError, load_model
 from requested import Sampling, TokenLogprobs
-from seams import Opening
-from tests.bare import GREEDY, Bare, Open
+from tests.bare import GREEDY, Bare
 from tests.model.peer import LogitsTap, load, without_kernel
-from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
+from tests.models.families import FAMILIES, VOCAB, gpt2, logits_of, write
 
 TOLERANCE = 1e-4  # of a logit, float32
 LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
-GPT2 = GPT2Config(
-    vocab_size=VOCAB, n_positions=CONTEXT, n_embd=64, n_layer=3, n_head=4,
-    initializer_range=0.2, bos_token_id=0, eos_token_id=0,
-)  # fmt: skip
-NAMES = ["gpt2", *FAMILIES]
+CONFIGS = {"gpt2": gpt2, **FAMILIES}
 modes = pytest.mark.parametrize("mode", LAYOUTS)
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
     found = {}
-    for name in NAMES:
+    for name, config in CONFIGS.items():
         folder = tmp_path_factory.mktemp(name)
-        found[name] = folder, write(GPT2 if name == "gpt2" else FAMILIES[name](), folder)
+        found[name] = folder, write(config(), folder)
     return found
-
-
-@pytest.fixture
-def gpt2(checkpoints: dict[str, tuple[Path, Any]]) -> tuple[Path, Any]:
-    return checkpoints["gpt2"]
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -50,7 +39,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("mode", "attention"), [("static", "torch"), ("dynamic", "kernel")])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_transformers(
     name: str,
     mode: str,
@@ -77,9 +66,9 @@ def test_logits_equal_those_of_transformers(
 
 @pytest.mark.parametrize("attention", ["kernel", "torch"])
 def test_rows_that_are_done_are_padding_and_affect_no_other_row(
-    attention: str, gpt2: tuple[Path, Any]
+    attention: str, checkpoint: tuple[Path, Any]
 ) -> None:
-    folder, peer = gpt2
+    folder, peer = checkpoint
     with without_kernel() if attention == "torch" else contextlib.nullcontext():
         bare = Bare(load(folder, "static"), static.lay_out)
         # it takes 20 iterations, more than the context would leave to a row that ran on
@@ -93,26 +82,12 @@ def test_rows_that_are_done_are_padding_and_affect_no_other_row(
 
 
 @modes
-def test_a_sequence_that_is_opened_again_starts_from_the_beginning(
-    mode: str, gpt2: tuple[Path, Any]
-) -> None:
-    folder, peer = gpt2
-    bare = Bare(load(folder, mode), LAYOUTS[mode])
-    (first,) = bare.open(prompts_of(9), 4)
-    bare.advance([first])
-    bare.model.open([Opening(first.id, first.ids, 9, GREEDY)])
-    again = Open(first.id, list(first.ids), bare.blocks(14))
-    bare.advance([again])
-    assert again.ids[-1] == int(logits_of(peer, first.ids)[-1].argmax())
-
-
-@modes
 @pytest.mark.parametrize(("cut", "scored"), [(12, 0), (5, 3), (5, 8)])
 def test_prompt_logprobs_are_those_of_the_whole_prompt_also_in_chunks(
-    mode: str, cut: int, scored: int, gpt2: tuple[Path, Any]
+    mode: str, cut: int, scored: int, checkpoint: tuple[Path, Any]
 ) -> None:
     """`scored` of them are known from before a preemption."""
-    folder, peer = gpt2
+    folder, peer = checkpoint
     prompt, neighbour = prompts_of(12, 20)
     bare = Bare(load(folder, mode), LAYOUTS[mode])
     sampling = Sampling(temperature=0, logprobs=2, prompt_logprobs=2)

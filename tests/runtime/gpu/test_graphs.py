@@ -78,17 +78,6 @@ def test_without_graphs_a_model_serves_and_the_log_says_why(
     assert graphs_of(plain) is None
 
 
-def test_the_memory_of_graphs_is_measured_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = iter([1000, 700])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free), 4000))
-    model = make()
-    assert model.graph_bytes(2) == 300
-    assert graphs_of(model) is None
-    assert model.num_blocks == 1
-
-
 def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:
     """Although graphs were recorded over it, and without the garbage collector."""
     model = make()

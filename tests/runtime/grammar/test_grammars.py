@@ -86,13 +86,6 @@ def test_other_kinds_of_constraints(
         assert re.fullmatch(pattern, text_of(tokenizer, ids))
 
 
-def test_all_end_tokens_are_allowed_where_the_text_may_end() -> None:
-    tokenizer = vocabulary("qwen2")
-    assert len(tokenizer.end_ids) > 1
-    matching = Matching(Grammars(lambda: tokenizer), Constraint("regex", "a?"), ())
-    assert set(tokenizer.end_ids) < set(allowed(matching, tokenizer.vocab_size))
-
-
 # --- what is refused ------------------------------------------------------------------------
 
 
@@ -247,15 +240,6 @@ def test_matchers_that_fail_begin_again_once_and_share_what_was_compiled_again(
     rows[0].take(tokenizer.encode("7")[0], alone=True)
     fail(rows[1], tokenizer)
     assert [matching.error is None for matching in rows] == [False, False, True]
-
-
-def test_what_is_forced_at_once_is_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    constraint = Constraint("regex", f"[ab]c{{{module.MOST_FORCED_BYTES + 1}}}")
-    (a, *_) = tokenizer.encode("a")
-    grammars.compile(constraint)
-    matching = Matching(grammars, constraint, ())
-    assert matching.take(a, alone=False) == [a]
-    assert "at once; allowed" in (matching.error or "")
 
 
 # --- the process that compiles constraints first --------------------------------------------

@@ -1,5 +1,5 @@
-"""Checkpoints with int8 weights: what is written is what quantising at load computes, and what is
-not computed here is refused."""
+"""Checkpoints with int8 weights: their format says what they hold, and what is not computed here is
+refused."""
 
 from __future__ import annotations
 
