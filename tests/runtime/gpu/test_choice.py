@@ -38,10 +38,9 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
         (Facts(torch="2.13.0+cpu"), None),
         (CUDA, None),
         (replace(OLD_DRIVER, visible=""), None),
-        (replace(CUDA, driver="580.82.07", visible="-1"), None),
     ],
     ids=["build without CUDA", "old driver", "absent index", "container", "old GPU", "new GPU",
-         "CPU", "no GPU", "hidden", "hidden, too"],
+         "CPU", "no GPU", "hidden"],
 )  # fmt: skip
 def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
     facts: Facts, told: str | None

@@ -19,13 +19,16 @@ import kernels.gpu.layers
 import kernels.gpu.sampling
 import runtime.gpu.tuning
 import runtime.gpu.twins
+from kernels.gpu.attention import CANDIDATES
 from models.gpt2 import Attend
-from runtime.cache import KVPool
+from runtime.cache import KVPool, KVShape
 from runtime.gpu import selfcheck
 from runtime.gpu.comparison import Heads, differs, replay_differs
 from runtime.gpu.paged import Packed, PagedAttention
 from runtime.gpu.selfcheck import Verdict, check
+from runtime.gpu.tuning import chosen
 from runtime.gpu.twins import draws_differ
+from tests.kernels.conftest import launched
 from tests.runtime.gpu.pretend import pretend_gpus
 
 CPU = torch.device("cpu")
@@ -170,3 +173,17 @@ def test_a_gpu_without_fitting_tensor_cores_does_not_use_the_kernel(
     assert not commands
     pretend_gpus(monkeypatch, capability=(8, 0))
     assert check(gpu, heads) == Verdict()
+
+
+def test_the_fastest_launch_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.gpu.tuning, "POOL_BYTES", 1)
+    shape = KVShape(3, 1, 16, torch.float32, CPU)
+    times_s = iter([3.0, 2.0, *[4.0] * (len(CANDIDATES) - 2)])
+
+    def seconds(run: Callable[[], object], device: torch.device) -> float:
+        run()
+        return next(times_s)
+
+    with launched() as names:
+        assert [chosen(2, shape, seconds) for _ in range(2)] == [CANDIDATES[1]] * 2
+    assert names == ["decode", "merge"] * len(CANDIDATES)
