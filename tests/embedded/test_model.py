@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import tiktoken
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
 from embedded.evaluate import complete
@@ -68,14 +66,6 @@ def test_the_readme_quotes_the_figures_that_training_wrote(network: GPT) -> None
     outcome = read_report(FOLDER)
     assert render(outcome) in (FOLDER / README_FILE).read_text()
     assert outcome.parameters == sum(p.numel() for p in network.parameters())
-
-
-CODE = st.text(alphabet="def (self):\n\t _x01.,='\"äß€\r😀\u0301\u2028", max_size=200)
-
-
-@given(st.text() | CODE)
-def test_any_text_survives_encoding_and_decoding(encoding: tiktoken.Encoding, text: str) -> None:
-    assert encoding.decode(encoding.encode_ordinary(text)) == text
 
 
 def test_the_special_token_is_the_last_id_and_plain_text_in_a_prompt(

@@ -16,7 +16,7 @@ from runtime.sampling.sampler import SPARE, Known, Sampler, drawing_of
 from seams import Opening
 from tests.examples import examples
 from tests.kernels.conftest import DEVICE
-from tests.runtime.test_sampling import CPU, mixture, row, samplings, some_logits
+from tests.runtime.test_sampling import CPU, mixture, samplings, some_logits
 
 TIE = 1e-4  # the best two scores are closer: rounding decides
 
@@ -51,14 +51,6 @@ def test_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type
     before = logits.clone()
     check(logits, rows)
     assert torch.equal(logits, before)
-
-
-def test_the_first_of_equally_good_tokens_wins_across_pieces() -> None:
-    logits = torch.zeros(2, 400)
-    logits[0, [130, 131, 390]] = 3.0
-    logits[1] = -torch.inf
-    rows = [row(Sampling(temperature=0))] * 2
-    assert Sampler(kernel=True).draw(logits, rows).tolist() == [130, 0]
 
 
 def test_a_batch_that_stays_knows_what_it_drew() -> None:

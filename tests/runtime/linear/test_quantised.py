@@ -14,8 +14,10 @@ from transformers import GPT2LMHeadModel
 
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.part import Part
 from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
 from models.weights.source import CheckpointError
+from runtime.linear.quantised import INT8_LAYERS
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 TOKENS = torch.arange(16).view(1, -1)
@@ -72,6 +74,19 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
     change(plain, quantization_config=None)
     peer = GPT2LMHeadModel.from_pretrained(plain).eval()
     assert (peer(TOKENS).logits[0] - logits_of(folder)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("what", ["int8", "original"])
+def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, what: str) -> None:
+    of = folder.parent / what
+    whole: Any = load_checkpoint(of, stored=INT8_LAYERS)
+    parts: list[Any] = [load_checkpoint(of, Part(rank, 3), INT8_LAYERS) for rank in range(3)]
+    for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
+        own = [getattr(part.blocks[1], name) for part in parts]
+        wanted = getattr(whole.blocks[1], name)
+        assert torch.equal(torch.cat([layer.weight for layer in own], axis), wanted.weight)
+        scales = torch.cat([layer.scale for layer in own]) if name == "fc" else own[-1].scale
+        assert torch.equal(scales, wanted.scale)
 
 
 def test_a_checkpoint_of_the_same_format_from_elsewhere_is_read(folder: Path) -> None:
