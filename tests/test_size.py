@@ -29,13 +29,13 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 36165,
+    "tests": 32545,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
-SHORT_FILES = 57
-LONG_FUNCTIONS = 16
+SHORT_FILES = 54
+LONG_FUNCTIONS = 15
 REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
 
 
