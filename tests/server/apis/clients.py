@@ -1,12 +1,13 @@
 """Clients, unmodified, each with a chat, a stream, a call of a tool and an answer of a schema.
 
-    python clients.py openai http://127.0.0.1:8500    # where it is installed
+    python clients.py langchain http://127.0.0.1:8500    # where it is installed
 
 The last line of the output is what the client understood, as JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -77,6 +78,192 @@ def with_openai(url: str, key: str = "none") -> Told:
             _call(called.choices[0].message.tool_calls[0]),
             parsed.model_dump(),
         )
+
+
+def with_agents(url: str) -> Told:
+    """OpenAI's Agents SDK, whose agents use the Responses API."""
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    called: list[str] = []
+
+    @agents.function_tool  # type: ignore[untyped-decorator]
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        called.append(city)
+        return "rain"
+
+    async def ask() -> Told:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            model = agents.OpenAIResponsesModel(model=MODEL, openai_client=client)
+
+            def agent(**options: Any) -> Any:
+                choice = "required" if "tools" in options else None
+                stop = {"stop": "."}  # an answer that is cut off is its error
+                settings = agents.ModelSettings(
+                    temperature=0, max_tokens=200, tool_choice=choice, extra_body=stop
+                )
+                return agents.Agent(name="a", model=model, model_settings=settings, **options)
+
+            chat = await agents.Runner.run(agent(), ASKED)
+            streamed = agents.Runner.run_streamed(agent(), ASKED)
+            pieces = [
+                event.data.delta
+                async for event in streamed.stream_events()
+                if event.type == "raw_response_event"
+                and event.data.type == "response.output_text.delta"
+            ]
+            tool = agent(tools=[weather], tool_use_behavior="stop_on_first_tool")
+            await agents.Runner.run(tool, ASKED)
+            typed = await agents.Runner.run(agent(output_type=Place), ASKED)
+            place = typed.final_output.model_dump()
+            return Told(chat.final_output, pieces, ("weather", {"city": called[0]}), place)
+
+    return asyncio.run(ask())
+
+
+def with_langchain(url: str, **options: Any) -> Told:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL, **LIMITS, **options)
+    (call, *_) = model.bind_tools([TOOL], tool_choice="any").invoke(ASKED).tool_calls
+    place: Any = model.with_structured_output(Place).invoke(ASKED)
+    return Told(
+        model.invoke(ASKED).text,
+        [chunk.text for chunk in model.stream(ASKED) if chunk.text],
+        (call["name"], call["args"]),
+        place.model_dump(),
+    )
+
+
+def with_langchain_responses(url: str) -> Told:
+    return with_langchain(url, use_responses_api=True)
+
+
+def with_llamaindex(url: str) -> Told:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    options: Any = {"is_chat_model": True, "is_function_calling_model": True, **LIMITS}
+    model = OpenAILike(model=MODEL, api_base=f"{url}/v1", api_key="none", max_retries=0, **options)
+
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return "rain"
+
+    tool = FunctionTool.from_defaults(weather)
+    asked = [ChatMessage(role="user", content=ASKED)]
+    called = model.chat_with_tools([tool], ASKED, tool_required=True)
+    (call, *_) = model.get_tool_calls_from_response(called)
+    formatted = OpenAILike(
+        model=MODEL,
+        api_base=f"{url}/v1",
+        api_key="none",
+        should_use_structured_outputs=True,
+        **options,
+    )
+    return Told(
+        model.chat(asked).message.content,
+        [part.delta for part in model.stream_chat(asked) if part.delta],
+        (call.tool_name, call.tool_kwargs),
+        formatted.as_structured_llm(Place).chat(asked).raw.model_dump(),
+    )
+
+
+def with_pydantic_ai(url: str) -> Told:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(f"{url}/v1", api_key="none"))
+    agent: Any = Agent(model, model_settings=LIMITS)
+
+    async def stream() -> list[str]:
+        async with agent.run_stream(ASKED) as run:
+            return [piece async for piece in run.stream_text(delta=True, debounce_by=None)]
+
+    called: Any = Agent(model, output_type=Place, model_settings=LIMITS).run_sync(ASKED).output
+    typed: Any = Agent(model, output_type=NativeOutput(Place), model_settings=LIMITS)
+    return Told(
+        agent.run_sync(ASKED).output,
+        asyncio.run(stream()),
+        ("weather", called.model_dump()),
+        typed.run_sync(ASKED).output.model_dump(),
+    )
+
+
+def with_instructor(url: str) -> Told:
+    import instructor
+    from openai import OpenAI
+
+    openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": MODEL, "messages": [USER], "max_retries": 0, **LIMITS}
+
+    def ask(mode: Any, wanted: Any = Place, **more: Any) -> Any:
+        return instructor.from_openai(openai, mode=mode).create(
+            response_model=wanted, **asked, **more
+        )
+
+    modes = instructor.Mode
+    partial = ask(modes.TOOLS, instructor.Partial[Place], stream=True)
+    plain = instructor.from_openai(openai).chat.completions.create(response_model=None, **asked)
+    return Told(
+        plain.choices[0].message.content,
+        [place.model_dump_json() for place in partial],
+        ("weather", ask(modes.TOOLS).model_dump()),
+        ask(modes.JSON_SCHEMA).model_dump(),
+    )
+
+
+def with_smolagents(url: str) -> Told:
+    from smolagents import OpenAIModel, tool
+    from smolagents.models import ChatMessage, MessageRole
+
+    @tool  # type: ignore[untyped-decorator]
+    def weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: Its name.
+        """
+        return "rain"
+
+    model = OpenAIModel(model_id=MODEL, api_base=f"{url}/v1", api_key="none", **LIMITS)
+    asked = [ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": ASKED}])]
+    called = model.generate(asked, tools_to_call_from=[weather])
+    typed = model.generate(asked, response_format=FORMAT)
+    return Told(
+        str(model.generate(asked).content),
+        [part.content for part in model.generate_stream(asked) if part.content],
+        _call((called.tool_calls or [])[0]),
+        json.loads(str(typed.content)),
+    )
+
+
+def with_litellm(url: str) -> Told:
+    import litellm
+
+    litellm.telemetry = False
+    fields: Any = {"api_base": f"{url}/v1", "api_key": "none", "messages": [USER], **LIMITS}
+
+    def ask(**more: Any) -> Any:
+        return litellm.completion(model=f"openai/{MODEL}", **fields, **more)
+
+    try:
+        ask(tools=[{**TOOL, "function": {**TOOL["function"], "description": "x " * 9000}}])
+    except litellm.ContextWindowExceededError:
+        pass  # by which its fallbacks begin
+    else:
+        raise AssertionError("a prompt beyond the context was taken")
+    called = ask(tools=[TOOL], tool_choice="required").choices[0].message
+    return Told(
+        ask().choices[0].message.content,
+        _pieces(ask(stream=True)),
+        _call(called.tool_calls[0]),
+        json.loads(ask(response_format=FORMAT).choices[0].message.content),
+    )
 
 
 def with_litellm_proxy(url: str) -> Told:
@@ -152,6 +339,23 @@ def with_text_generation(url: str) -> Told:
         [piece for piece in pieces if piece],
         (function["name"], json.loads(function["arguments"])),
         json.loads(typed.generated_text),
+    )
+
+
+def with_outlines(url: str) -> Told:
+    """It knows no tools: a choice stands for one."""
+    import outlines
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model: Any = outlines.from_vllm(client, MODEL)
+    chosen = model(ASKED, Literal["weather", "news"], **LIMITS)
+    assert chosen in ("weather", "news")
+    return Told(
+        model(ASKED, **LIMITS),
+        [piece for piece in model.stream(ASKED, **LIMITS) if piece],
+        ("weather", {"city": "Paris"}),
+        json.loads(model(ASKED, Place, **LIMITS)),
     )
 
 
