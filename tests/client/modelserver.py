@@ -108,16 +108,11 @@ async def loading(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": "the model is loading"}, status=503)
 
 
-async def unrouted(request: web.Request) -> web.StreamResponse:
-    """As a router that knows no server of the model."""
-    return web.json_response({"error": "No upstream found with m"}, status=422)
-
-
 FAULTS = {
     "broken": broken, "silent": silent, "falls-silent": falls_silent, "html": html,
     "wrong-types": wrong_types, "wrong-shape": wrong_shape, "not-json": not_json,
-    "endless-line": endless_line, "loading": loading, "none": answer, "wrong-stats": answer,
-    "late": late, "unrouted": unrouted,
+    "endless-line": endless_line, "loading": loading, "wrong-stats": answer,
+    "late": late,
 }  # fmt: skip
 
 
