@@ -1,6 +1,6 @@
 """llama.cpp's tokenizer, and vocabularies small enough to be recorded with its ids.
 
-`python -m tests.text.llama` records them anew, with llama.cpp in the environment that
+`python -m tests.text.llama` records them again, with llama.cpp in the environment that
 `benchmarks.peers` makes for it. That needs a compiler, so the default tests read what it wrote.
 """
 
