@@ -136,7 +136,7 @@ def _run(
     else:
         print(run_text(one))
         if args.out is not None:
-            print(args.out / "report.html")
+            print(args.out / "report.txt")
     failed = one.verdict.word == FAILED or (job is not None and job.error is not None)
     return 130 if run.interrupted else 1 if failed else 0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from client.analysis.comparison.results import Calibration, Loss, Played
-from client.analysis.comparison.summary import final
+from client.analysis.comparison.summary import planned as planned_runs
 from client.analysis.gates import FAILED
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrated, limits_of
@@ -29,7 +29,6 @@ from client.comparison.plan import Plan, planned, schedule
 from client.comparison.runs import carry_out
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
-from client.load.rows import spans
 from client.load.servers.processes import end_as_ctrl_c
 from client.load.servers.stats import note_of
 from client.load.workers import WorkerError
@@ -159,13 +158,7 @@ def _report(options: CompareOptions, logs: Path, found: _Measured, company: floa
         "objectives": None if objectives is None else asdict(objectives),
         "share": options.args.share,
     }
-    rows = {
-        r.job.name: spans(system.rows(logs), r.run)
-        for r in played
-        for system in options.systems
-        if r.job.system == system.name and r.job.seed == options.args.seed
-    }
-    comparison = judged(played, found.losses, calibration, manifest, rows)
+    comparison = judged(played, found.losses, calibration, manifest)
     figures = write_comparison(options.folder, comparison)
     write_comparison_page(options.folder / "report.html", comparison)
     if found.losses:
@@ -178,7 +171,9 @@ def _report(options: CompareOptions, logs: Path, found: _Measured, company: floa
     with contextlib.suppress(OSError):  # the reader is gone
         report = f"{as_text(comparison)}\n\n{options.folder}/report.html"
         print(json.dumps(figures) if options.args.json else report)
-    failed = bool(found.losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
+    failed = bool(found.losses) or any(
+        r.verdict.word == FAILED for p in comparison.points for r in planned_runs(p.runs)
+    )
     return found.status or int(failed)
 
 

@@ -58,7 +58,7 @@ def self_test(
             count = round(rate * max(seconds, LIFETIMES * tokens * GAP_S))
             asked = replace(recipe, requests=count, rate=rate, output_tokens=f"fixed:{tokens}")
             run = fleet.play(null, make(asked), f"{rate} requests/s")
-            m = measure(run)
+            m = measure(run, cut_s=tokens * GAP_S)  # then the load has levelled off
             verdict = judge(run, m)
             line: dict[str, Any] = {
                 "requests_per_s": rate,

@@ -31,7 +31,6 @@ _MADE = """
 --target TEXT: server whose tokens prompts are counted in (the embedded vocabulary's)
 """
 _DESCRIBED = """
---plot PATH: write a picture there (PNG)
 --json: print the figures as JSON
 """
 
@@ -45,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     maker.add_argument("file", type=Path)
     declare(maker, _MADE, seed=0)
     add_shape_options(maker, Recipe())
-    told = commands.add_parser("describe", help="measure burstiness and sizes, and draw them")
+    told = commands.add_parser("describe", help="measure burstiness and sizes")
     told.add_argument("file", type=Path)
     declare(told, _DESCRIBED)
     return p
@@ -98,10 +97,6 @@ def _describe(workload: Workload, args: argparse.Namespace) -> int:
             f"output tokens: mean {output.mean():.1f}, sd {output.std():.1f}, "
             f"{output.min():.0f}..{output.max():.0f}"
         )
-    if args.plot is not None:
-        from client.report.pictures.shape import draw_shape  # matplotlib takes a second to import
-
-        draw_shape(times, workload.duration_s, args.plot, str(workload.generator.get("arrivals")))
     return 0
 
 

@@ -71,7 +71,7 @@ def run(
 
 def claims(model: str, minutes: float) -> Recording:
     shows = f"results/reference-claims/{model}/claims.txt"
-    command = "{python} -m client.claims --all --without-runs --out {out} --model "
+    command = "{python} -m client.claims --all --out {out} --model "
     return Recording(f"claims-{model}", minutes, command + model, shows, COMPARE, rare=True)
 
 
@@ -88,7 +88,6 @@ TABLE: tuple[Recording, ...] = (
     compared(
         "gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16", *RAW
     ),
-    # then: python -m client.claims --out results/reference-claims --page docs/policies.md
     claims("embedded", 25),
     claims("smollm2", 33),
     run(
@@ -141,5 +140,5 @@ TABLE: tuple[Recording, ...] = (
         ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk", rare=True,
     ),
     run("pictures", 3, "pictures", "docs/img/modes.png",
-        (*LOOP, "client/workloads", "client/report/pictures")),
+        (*LOOP, "client/workloads")),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.statistics import Floats, jain, percentile
+from client.analysis.statistics import Floats, jain
 
 Rows = npt.NDArray[Any]  # of `client.analysis.requests.ROW`
 
@@ -49,8 +49,6 @@ class SizeBucket:
     high: int
     n: int
     mean: float
-    p50: float
-    p99: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,6 @@ def fairness(rows: Rows, isolated: Isolated, buckets: int = 5) -> Fairness | Non
             int(output[part].max()),
             part.size,
             float(slowdown[part].mean()),
-            float(np.median(slowdown[part])),
-            percentile(slowdown[part], 99),
         )
         for part in parts
     )

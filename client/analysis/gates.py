@@ -111,7 +111,6 @@ def judge(run: Run, measured: RunFigures, server_tokens: int | None = None) -> R
         _little(run),
         _tokens(run, server_tokens),
         _lengths(run),
-        _identity(run),
         Gate("achieved / offered", f"{measured.achieved:.2f} / {measured.offered:.2f} requests/s"),
         keeping_up([found]),
     ]
@@ -237,22 +236,6 @@ def _lengths(run: Run) -> Gate:
         "early"
     )
     return Gate("requested tokens", found, INVALID_CLIENT)
-
-
-def _identity(run: Run) -> Gate:
-    """E2E = TTFT + sum of ITL + what the end of the stream lagged behind its last token."""
-    done = [o for o in run.outcomes if o.ok and o.deliveries and o.end_s is not None]
-    if not done:
-        return Gate("E2E = TTFT + sum ITL", "no streams")
-    holds = []
-    for o in done:
-        times = [at for at, _ in o.deliveries]
-        if times != sorted(times) or times[0] != o.first_s or times[-1] > (o.end_s or 0.0):
-            found = f"request {o.index}: token times out of order"
-            return Gate("E2E = TTFT + sum ITL", found, INVALID_CLIENT)
-        holds.append((o.end_s or 0.0) - times[-1])
-    found = f"holds; the end came {np.mean(holds) * 1e3:.1f} ms after the last token on average"
-    return Gate("E2E = TTFT + sum ITL", found)
 
 
 def backlog(run: Run, m: RunFigures) -> Backlog:

@@ -6,7 +6,7 @@ Failures are never mixed into latencies. Pure functions over the table of reques
 
 from __future__ import annotations
 
-import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,15 +27,14 @@ from client.analysis.statistics import (
     PERCENTILES,
     Floats,
     Interval,
-    mser5,
     percentile,
     percentile_interval,
 )
 from client.load.records import Run
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import Workload
 
-_UNIT_S = {"ms": 1e-3, "s": 1.0}  # "ms" before "s", which it ends with
+_UNIT_S = {"ms": 1e-3, "s": 1.0}
+_OBJECTIVE = re.compile(r"(ttft|tpot|e2e)\s*:\s*(\d+\.?\d*|\.\d+)(ms|s)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,63 +93,39 @@ def parse_objectives(text: str) -> Objectives:
     """``ttft:500ms,tpot:50ms,e2e:10s``. A number needs its unit: 500 might be either."""
     values: dict[str, float] = {}
     for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition(":"))
-        unit = next((u for u in _UNIT_S if value.endswith(u)), None)
-        try:
-            number = float(value.removesuffix(unit or ""))
-        except ValueError:
-            number = math.nan
-        if (
-            name not in ("ttft", "tpot", "e2e")
-            or not 0 < number < math.inf
-            or f"{name}_s" in values
-        ):
+        found = _OBJECTIVE.fullmatch(part.strip())
+        name, number, unit = found.groups() if found else ("", "0", "")
+        if not float(number) > 0 or f"{name}_s" in values:
             raise SpecError(
                 f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once and > 0"
             )
         if unit is None:
             raise SpecError(
-                f"objectives {text!r}: {value} has no unit; write {name}:{value}ms or "
-                f"{name}:{value}s"
+                f"objectives {text!r}: {number} has no unit; write {name}:{number}ms or "
+                f"{name}:{number}s"
             )
-        values[f"{name}_s"] = number * _UNIT_S[unit]
+        values[f"{name}_s"] = float(number) * _UNIT_S[unit]
     return Objectives(**values)
 
 
-FRONT = 0.25  # of the sends of a comparison's runs
-_FEW = 100  # requests: below, MSER-5 takes a pause between two of them for the end of a warm-up
-
-
-def shared_warm_up(workload: Workload) -> float:
-    """The seconds cut from the front of all runs of one workload, so that they are measured over
-    one window.
-
-    It is fixed before anything is measured. A cut found from the data (MSER-5, the latest of the
-    runs) biases short runs: 91 % of the 95 % intervals contained the truth, and 85 % without a
-    quarter as the minimum. Bursts, ramps and traces are not cut.
-    """
-    return FRONT * workload.duration_s if workload.steady else 0.0
+FRONT = 0.25  # of the sends of a steady load
 
 
 def warm_up(run: Run) -> float:
-    """The seconds cut from a single run, for steady loads only: MSER-5 on the requests in flight.
+    """The seconds cut from its front: the same of all runs of a workload, unless they were
+    interrupted, so that they are measured over one window.
 
-    With few requests it ends with the first completion, after a quarter of the sends at most.
+    Nothing measured decides it: with a cut found from the data 85 to 91 % of the 95 % intervals
+    contained the truth. Bursts, ramps, traces and closed loops are not cut.
     """
-    if not run.workload.steady or run.workload.users is not None:
-        return 0.0
-    if len(run.workload.requests) < _FEW:
-        first_s = min((o.end_s for o in run.outcomes if o.end_s is not None), default=0.0)
-        return min(first_s, FRONT * run.workload.duration_s)
-    samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
-    cut = mser5(np.array([n for _, n in samples], dtype=np.float64))
-    return samples[cut][0] if cut < len(samples) and cut else 0.0
+    open_loop = run.workload.steady and run.workload.users is None
+    return FRONT * run.window_end_s if open_loop else 0.0
 
 
 def measure(
     run: Run, objectives: Objectives | None = None, cut_s: float | None = None
 ) -> RunFigures:
-    """Reduce a run to its figures; ``cut_s`` is its own warm-up if none is shared."""
+    """Reduce a run to its figures; ``cut_s``: another warm-up than that of its workload."""
     end_s = run.window_end_s
     cut_s = warm_up(run) if cut_s is None else cut_s
     window_s = max(end_s - cut_s, 1e-9)

@@ -136,25 +136,6 @@ def jain(values: Floats) -> float:
     return float(values.sum() ** 2 / (values.size * np.sum(values**2)))
 
 
-def mser5(series: Floats) -> int:
-    """How many leading values are warm-up.
-
-    MSER-5 (White, Cobb and Spratt, WSC 2000): batches of five, the cut d that minimises
-    sum (Y - mean)^2 / (m - d)^2, searched in the first half only.
-    """
-    m = series.size // 5
-    if m < 4:
-        return 0
-    batches = series[: m * 5].reshape(m, 5).mean(axis=1)
-    # Sums over the tail from each cut on, so the search is linear.
-    tail = np.cumsum(batches[::-1])[::-1]
-    tail_squares = np.cumsum(batches[::-1] ** 2)[::-1]
-    count = np.arange(m, 0, -1)
-    half = m // 2
-    error = (tail_squares - tail**2 / count)[: half + 1] / count[: half + 1] ** 2
-    return 5 * int(np.argmin(np.maximum(error, 0.0)))
-
-
 def slope(x: Floats, y: Floats) -> Interval:
     """Least-squares slope of y on x with its t interval."""
     n = x.size
@@ -166,10 +147,3 @@ def slope(x: Floats, y: Floats) -> Interval:
     residual = y - y.mean() - value * centred
     half = student_t(n - 2) * math.sqrt(float(np.sum(residual**2)) / (n - 2) / square)
     return Interval(value, value - half, value + half)
-
-
-def expected_max(values: Floats, batch: float) -> float:
-    """E[max of B independent draws] from the empirical distribution of values."""
-    ordered = np.sort(values)
-    rank = np.arange(1, ordered.size + 1) / ordered.size
-    return float(np.sum(ordered * np.diff(np.concatenate([[0.0], rank**batch]))))

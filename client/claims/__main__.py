@@ -19,22 +19,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from client.claims.catalogue import CLAIMS
-from client.claims.page import fill
 from client.claims.play import play
-from client.claims.record import again, claim_of, recorded, write
-from client.claims.report import as_text, summary
+from client.claims.report import as_text, recorded, summary, write
 from client.load.live import say
 from client.load.machine import ROOT, Company
-from client.load.raw import RawError
 from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.workers import WorkerError
 from client.options.rules import declare
-from client.workloads.workload_file import WorkloadError
 
 SECONDS, SECONDS_LARGER = 3.5, 5.0
 OUT = ROOT / "results" / "claims"
@@ -46,11 +43,7 @@ _DECLARED = f"""
 --seconds SECONDS: of work in a run ({SECONDS:g}; {SECONDS_LARGER:g} for other models than embedded)
 --seeds N: workloads, each played to the baseline, the policy and the baseline (%(default)s; at
     least {_LEAST_SEEDS})
---out PATH: folder for results, pictures and runs (results/claims)
---without-runs: keep what is concluded and drawn only; runs take a megabyte a claim
---again: compute and draw again from the runs in --out; nothing is played
---page PATH: fill the page's passages about measurements from --out; nothing is played
---list: print the claims; nothing is played
+--out PATH: folder for results and pictures (results/claims)
 --json: print JSON, for machines
 """
 
@@ -75,18 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         given, options = given[:at], given[at + 1 :]
     args = p.parse_args(given)
     args.like = vars(args)["as"]
-    if args.list:
-        print("\n\n".join(f"{c.policy}: {c.claim}\n    {c.source}" for c in CLAIMS.values()))
-        return 0
-    try:
-        if args.page is not None:
-            fill(args.page, args.out)
-            return 0
-        if args.again:
-            return _again(args)
-    except (RawError, WorkloadError, OSError) as error:
-        say(f"error: {error}")
-        return 1
     policies = [*CLAIMS] if args.all else args.policies
     unknown = [name for name in policies if name not in CLAIMS and not args.like]
     if args.all == bool(args.policies):
@@ -102,16 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _play(policies, args, options)
 
 
-def _again(args: argparse.Namespace) -> int:
-    folders = [path.parent for path in sorted(args.out.rglob("about.json"))]
-    named = {_folder_of(policy) for policy in args.policies}
-    folders = [folder for folder in folders if not named or folder.name in named]
-    if not folders:
-        say(f"error: {args.out} has no runs of {', '.join(args.policies) or 'a claim'}")
-        return 1
-    return _show([again(folder) for folder in folders], args)
-
-
 def _play(policies: Sequence[str], args: argparse.Namespace, options: list[str]) -> int:
     began, others = time.monotonic(), Company()
     found: list[dict[str, Any]] = []
@@ -121,7 +92,7 @@ def _play(policies: Sequence[str], args: argparse.Namespace, options: list[str])
         folder = args.out / _folder_of(model) / _folder_of(policy)
         try:
             with tempfile.TemporaryDirectory(prefix="claims-logs-") as logs:
-                claim = claim_of(policy, args.like)
+                claim = replace(CLAIMS[args.like or policy], policy=policy)
                 played = play(claim, model, length_s, args.seeds, Path(logs), options)
         except (ServerError, WorkerError) as error:
             say(f"{policy}, {model}: {error}")
@@ -130,7 +101,7 @@ def _play(policies: Sequence[str], args: argparse.Namespace, options: list[str])
         except KeyboardInterrupt:
             say("interrupted")
             return _show(found, args) or 130
-        found.append(write(folder, played, args.like, runs=not args.without_runs))
+        found.append(write(folder, played))
         say(f"{as_text(found[-1])}\n\n{folder / 'picture.svg'}\n")
     took = (time.monotonic() - began) / 60
     say(f"took {took:.1f} minutes; others used {others.cores():.2f} of a core")

@@ -18,9 +18,7 @@ ROWS = 8  # of an iteration: few, so that a queue forms under a load that one cl
 @dataclass(frozen=True, slots=True)
 class Claim:
     """``metric`` is a key of `figures.METRICS`, ``paper`` the authors' value of policy / baseline
-    in it, None where theirs is another. ``picture`` is a key of `pictures.PICTURES`; ``also`` are
-    further policies that it shows, and ``drawn`` its traffic, if that is another. ``options`` are
-    the servers'."""
+    in it, None where theirs is another. ``options`` are the servers'."""
 
     policy: str
     baseline: str
@@ -29,10 +27,7 @@ class Claim:
     metric: str
     traffic: Traffic
     calm: Traffic
-    picture: str
     paper: float | None = None
-    also: tuple[str, ...] = ()
-    drawn: Traffic | None = None
     options: tuple[str, ...] = ()
     prefix_caching: bool = False
 
@@ -50,10 +45,6 @@ def _overload(load: float, *flows: Flow) -> tuple[Traffic, Traffic]:
 
 _BY_LENGTH = _overload(
     1.5, Flow(0.85, SHORT_PROMPT, "uniform:8,24"), Flow(0.15, LONG_PROMPT, "uniform:8,24")
-)
-# those who ask for little would fill the server alone, so `shortest-first` puts the others last
-_SOME_ASK_FOR_MUCH = Traffic(
-    (Flow(0.9, SHORT_PROMPT, "uniform:8,16"), Flow(0.1, SHORT_PROMPT, "uniform:96,128")), 3.0
 )
 _TWO_USERS = _overload(2.0, replace(CHAT, share=1, user="a"), replace(CHAT, share=2, user="b"))
 _DOCUMENTS = _overload(
@@ -97,58 +88,58 @@ CLAIMS = {
             "stall-free", "orca", "Agrawal et al., Sarathi-Serve, OSDI '24",
             "2.6 (Mistral-7B) to 3.7 times (Yi-34B) the capacity at an objective for the p99 of "
             "the time between tokens, since a long prompt no longer stalls decodes",
-            "itl_p99", _INTERFERING, _SHORT_ALONE, "stalls", also=("tgi",),
+            "itl_p99", _INTERFERING, _SHORT_ALONE,
         ),
         Claim(
             "hrrn", "stall-free", "SGLang, pull request 32911; Brinch Hansen, 1971",
             "mean TTFT 24.2 s → 7.5 s, p99 60.5 s → 55.5 s",
-            "ttft_mean", *_BY_LENGTH, "starvation", paper=0.31, also=("shortest-first",),
-            drawn=_SOME_ASK_FOR_MUCH, options=("--max-bypass", "1000000"),  # without ageing
+            "ttft_mean", *_BY_LENGTH, paper=0.31,
+            options=("--max-bypass", "1000000"),  # without ageing
         ),
         Claim(
             "vtc", "stall-free", "Sheng et al., OSDI '24",
             "the service of two backlogged users differs by a bounded amount, where first come, "
             "first served lets it grow without bound",
-            "service_gap", *_TWO_USERS, "service",
+            "service_gap", *_TWO_USERS,
         ),
         Claim(
             "dlpm", "vtc", "Cao et al., arXiv 2501.14312",
             "up to 2.87 times the throughput of VTC, with nearly its fairness",
-            "throughput", *_DOCUMENTS, "progress", paper=2.87,
+            "throughput", *_DOCUMENTS, paper=2.87,
             options=("--kv-memory", "4096tokens"), prefix_caching=True,
         ),
         Claim(
             "mlfq", "stall-free", "Wu et al., FastServe, NSDI '26 (arXiv 2305.05920)",
             "at the same mean latency per token up to 31.4 times the throughput of vLLM in the "
             "preprint, 6.1 times in the published version",
-            "latency_per_token_mean", *_UNEQUAL, "by_length",
+            "latency_per_token_mean", *_UNEQUAL,
         ),
         Claim(
             "deadline", "stall-free", "Goel et al., Niyama, arXiv 2503.22562",
             "an order of magnitude fewer violated objectives under extreme load, 32 % more "
             "capacity than separate servers",
-            "missed", *_DEADLINES, "goodput", paper=0.1,
+            "missed", *_DEADLINES, paper=0.1,
         ),
         Claim(
             "priority", "stall-free", "Kleinrock, Queueing Systems 2, 1976; vLLM",
             "urgent requests are served as if there were no others",
-            "urgent_ttft_mean", *_URGENT, "urgent",
+            "urgent_ttft_mean", *_URGENT,
         ),
         Claim(
             "program", "stall-free", "Luo et al., Autellix, arXiv 2502.13965",
             "4 to 15 times the program throughput of vLLM at the same latency",
-            "program_per_token_mean", *_AGENTS, "programs",
+            "program_per_token_mean", *_AGENTS,
         ),
         Claim(
             "fair-slack", "stall-free", "Lyu et al., FairBatching, arXiv 2510.14392",
             "TTFT tail up to 2.29 times lower, 20 % more capacity",
-            "ttft_p99", _TARGETS, _SHORT_IN_TIME, "ttft", paper=1 / 2.29,
+            "ttft_p99", _TARGETS, _SHORT_IN_TIME, paper=1 / 2.29,
         ),
         Claim(
             "srpt", "stall-free", "Qiu et al., SSJF, arXiv 2404.08509; Fu et al., arXiv 2408.15792",
             "mean completion time 30 to 40 % lower with predicted lengths; 2.8 times lower latency "
             "of a chat service",
-            "e2e_mean", *_PREDICTED, "by_length", paper=0.65,
+            "e2e_mean", *_PREDICTED, paper=0.65,
         ),
     )
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,26 +18,23 @@ from client.load.records import Run
 from client.load.servers.stats import described, stats
 from client.load.servers.system import System, server_command
 from client.workloads.recipe import Recipe
-from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
-from client.workloads.workload_file import Request, Workload, seal
+from client.workloads.traffic import Speed, Traffic, closed_loop, open_loop
+from client.workloads.workload_file import Workload
 
+PARTS = ("traffic", "calm")
 CALM = 0.5  # of the length of the other runs
 POLICY, BASELINE, CONTROL = "policy", "baseline", "control"
 BLOCK = (BASELINE, POLICY, CONTROL)
-LOADS = (0.7, 1.0, 2.2)  # of goodput's curve, beside the traffic's own
-STALL = 40, 400, 900  # tokens before a long prompt comes, tokens of the response, of the prompt
 _WARM_S = (3.0, 9.0, 27.0)
 _LEAST_TOKENS = 8  # of each row, from which a speed follows
 _WARM_REQUESTS = 1500
 _SILENCE_S = 120.0
-Make = Callable[[int, int], Workload]  # from a seed and the number of a copy
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """``speed``: of the baseline with this traffic. ``servers`` describe themselves. ``turns``: the
-    runs of a part (traffic, calm, or what a picture needs besides), one per seed, by side: one of
-    `BLOCK`, or a further policy."""
+    runs of each of `PARTS`, one per seed, by side: one of `BLOCK`."""
 
     claim: Claim
     model: str
@@ -70,17 +67,15 @@ def play(
 ) -> Played:
     """``system`` makes the server of a policy; None: this project's. Raises servers.ServerError for
     one that does not start or respond."""
-    further = {name: name for name in claim.also}
-    policies = {POLICY: claim.policy, BASELINE: claim.baseline, **further}
     systems = {
-        side: (system or served)(name, claim, model, options) for side, name in policies.items()
+        side: (system or served)(name, claim, model, options)
+        for side, name in ((BASELINE, claim.baseline), (POLICY, claim.policy))
     }
     warm = Recipe(prompts="words", prompt_tokens="uniform:4,64")
     with Fleet(warm, logs, 600.0, together=True) as fleet:
         fleet.start([*systems.values()])
-        speed = _speed(fleet, systems[BASELINE], claim.traffic)
-        for side in systems.keys() - {BASELINE}:
-            _speed(fleet, systems[side], claim.traffic)  # its step time is learnt as well
+        # the policy's step time is learnt as well
+        speed, _ = (_speed(fleet, one, claim.traffic) for one in systems.values())
         say(
             f"{claim.policy} over {claim.baseline}, {model}: {speed.requests_per_s:.3g} requests/s "
             f"at the limit, {speed.request_s:.3g} s each, {speed.token_s * 1e3:.3g} ms a token"
@@ -91,18 +86,21 @@ def play(
         }
         played = Played(claim, model, seconds, speed, told)
 
-        def turn(part: str, side: str, make: Make, seed: int) -> Run:
-            its = systems[BASELINE if side == CONTROL else side]
+        def turn(part: str, side: str, seed: int) -> Run:
+            traffic, length_s = (
+                (claim.traffic, seconds) if part == "traffic" else (claim.calm, CALM * seconds)
+            )
+            workload = _workload(traffic, speed, length_s, seed, int(side == CONTROL))
             title = f"{claim.policy}, {part}, seed {seed}, {side}"
-            run = fleet.play(its, make(seed, int(side == CONTROL)), title, silence_s=_SILENCE_S)
+            its = systems[POLICY if side == POLICY else BASELINE]
+            run = fleet.play(its, workload, title, silence_s=_SILENCE_S)
             if (why := unsound(run)) is not None:
                 say(f"{title}: left out, {why}")
             return run
 
-        for part, names, make in _parts(claim, speed, seconds):
-            sides = {side: partial(turn, part, side, make) for side in names}
-            rounds = seeds if names == BLOCK else 1
-            played.turns[part] = Experiment(sides, {}, BASELINE).run(rounds).turns
+        for part in PARTS:
+            sides = {side: partial(turn, part, side) for side in BLOCK}
+            played.turns[part] = Experiment(sides, {}, BASELINE).run(seeds).turns
     return played
 
 
@@ -124,36 +122,7 @@ def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
     return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
 
 
-def _parts(
-    claim: Claim, speed: Speed, seconds: float
-) -> Iterator[tuple[str, tuple[str, ...], Make]]:
-    """What is played to which sides; first what decides, then what only the picture needs."""
-    yield "traffic", BLOCK, partial(_workload, claim.traffic, speed, seconds)
-    yield "calm", BLOCK, partial(_workload, claim.calm, speed, CALM * seconds)
-    every = BASELINE, *claim.also, POLICY
-    if claim.picture == "stalls":
-        yield "drawn", every, lambda *_: stall(speed)
-    elif claim.drawn is not None:
-        yield "drawn", every, partial(_workload, claim.drawn, speed, seconds)
-    if claim.picture == "goodput":
-        for load in LOADS:
-            traffic = replace(claim.traffic, load=load)
-            sides = BASELINE, POLICY
-            yield f"load {load:g}", sides, partial(_workload, traffic, speed, seconds)
-
-
 def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int) -> Workload:
     """Work for so long, whatever the load."""
     count = traffic.load * speed.requests_per_s * seconds / max(traffic.load, 1.0)
     return open_loop(traffic, speed, round(count), seed, copy)
-
-
-def stall(speed: Speed) -> Workload:
-    """A request that decodes, and a long prompt that comes after some of its tokens."""
-    before, tokens, length = STALL
-    flows = (Flow(1, f"fixed:{n}", f"fixed:{m}") for n, m in ((16, tokens), (length, 4)))
-    (short,), (long,) = (closed_loop(Traffic((flow,), 1.0), 1, 1, 0).requests for flow in flows)
-    requests: list[Request] = [
-        replace(short, at_s=0.0), replace(long, at_s=round(before * speed.token_s, 6))
-    ]  # fmt: skip
-    return seal({"stall": STALL}, requests, before * speed.token_s, steady=False)

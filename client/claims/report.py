@@ -1,25 +1,27 @@
 """What a claim's runs say: the verdict, every figure as a ratio with its interval, in words and as
-JSON. Computes from runs and measures nothing."""
+JSON; and on disk, with a picture. Computes from runs and measures nothing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from client.analysis.comparison.bootstrap import pooled_ratio
-from client.analysis.figures import table_of
 from client.analysis.statistics import Floats, Interval, ranked
-from client.claims.figures import METRICS, Metric, shown
-from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
-from client.claims.verdict import Block, doubted, events, find, trust
+from client.claims.catalogue import CLAIMS
+from client.claims.figures import METRICS, SHOWN, Metric
+from client.claims.pictures import picture
+from client.claims.play import BASELINE, BLOCK, CONTROL, PARTS, POLICY, Played
+from client.claims.verdict import Block, doubted, events, false_alarms, find
+from client.load.machine import commit, machine
 from client.load.records import Run
-from client.report.html.page import Table
-from client.report.tables import ratio_text
-
-PARTS = ("traffic", "calm")
+from client.report.page import Table
+from client.report.words import ratio_text
 
 
 def conclude(played: Played) -> dict[str, Any]:
@@ -35,18 +37,16 @@ def conclude(played: Played) -> dict[str, Any]:
     for part in PARTS:
         runs = played.blocks(part)
         blocks = [_block(block, metric) for block in runs]
-        repeats = trust(blocks, metric.rank, less=metric.less)
+        alarms = false_alarms(blocks, metric.rank, less=metric.less)
         finding = find(blocks, metric.rank, less=metric.less)
-        finding = doubted(finding, repeats, events(blocks) if metric.share else None)
-        keys = shown(runs[0][POLICY], claim.metric) if runs else [claim.metric]
+        finding = doubted(finding, alarms, events(blocks) if metric.share else None)
         sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
         found[part] = {
             **asdict(finding),
-            "trust": None if repeats is None else asdict(repeats),
+            "false_alarms": alarms,
             "load": (claim.traffic if part == "traffic" else claim.calm).load,
             "requests": sent,
-            "late_s": _late_s(runs),
-            "figures": {key: _figure(runs, METRICS[key]) for key in keys},
+            "figures": {key: _figure(runs, METRICS[key]) for key in {claim.metric: None, **SHOWN}},
         }
     return found
 
@@ -75,11 +75,21 @@ def _value(values: Sequence[Floats], metric: Metric) -> float | None:
     return ranked(together, metric.rank)
 
 
-def _late_s(runs: Sequence[dict[str, Run]]) -> float | None:
-    """How late the client sent at p99."""
-    rows = [table_of(run.outcomes) for block in runs for run in block.values()]
-    late = np.concatenate([np.zeros(0), *(r["sent_s"] - r["intended_s"] for r in rows)])
-    return ranked(late[~np.isnan(late)], 99)
+def write(folder: Path, played: Played) -> dict[str, Any]:
+    """What was concluded, and the picture; returns the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = conclude(played) | {"machine": machine(), "commit": commit()}
+    (folder / "claim.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "claim.txt").write_text(as_text(found) + "\n")
+    (folder / "picture.svg").write_text(picture(played))
+    return found
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """All that was concluded in a folder and those in it, by the order of the catalogue."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.rglob("claim.json"))]
+    order = {policy: number for number, policy in enumerate(CLAIMS)}
+    return sorted(found, key=lambda one: (one["model"], order.get(one["policy"], len(order))))
 
 
 # --- in words ---------------------------------------------------------------------------------
@@ -98,11 +108,9 @@ def as_text(found: dict[str, Any]) -> str:
         f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
         f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
     ]
-    if (repeats := traffic["trust"]) is not None:
+    if (alarms := traffic["false_alarms"]) is not None:
         lines.append(
-            f"  trust     in 1,000 resampled repeats the baseline against itself was seen in "
-            f"{repeats['nothing']:.1%}, an effect of twice the visible one in "
-            f"{repeats['planted']:.1%}"
+            f"  trust     of 1,000 resampled repeats {alarms:.1%} see the baseline as better"
         )
     return "\n".join([*lines, "", *("    " + x for x in figures(found).as_text().splitlines())])
 

@@ -20,7 +20,7 @@ SEEN, NOT_SEEN, TOO_CLOSE = "seen", "not seen", "too close to call"
 WORTH = 1.2  # the smallest factor that is worth a claim; papers claim 1.3 and more
 LEAST_EVENTS = 10  # in all runs together, from which shares have a ratio that says something
 REPLAYS = 1000
-MOST_FALSE, LEAST_TRUE = 0.07, 0.9  # shares of `Trust` with which an effect counts as seen
+MOST_FALSE = 0.07  # of them may see the baseline against itself, if an effect counts as seen
 _SAMPLES = 100  # of the bootstrap in each of them
 
 
@@ -47,36 +47,24 @@ class Finding:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """Of `REPLAYS` resampled repeats, the share with the verdict *seen*: of the baseline against
-    itself, and with a planted effect of twice the smallest visible one."""
-
-    nothing: float
-    planted: float
-
-
 def find(blocks: Sequence[Block], rank: float | None, *, less: bool) -> Finding:
     effect, noise = _effects(blocks, rank)
     if effect is None or noise is None:
         reason = f"{len(blocks)} usable seeds have no ratio"
         return Finding(TOO_CLOSE, reason, None, None, None, len(blocks))
-    visible = _visible(effect, noise)
+    visible = max(effect.visible, noise.visible)  # as far as the machine allows, too
     verdict, reason = _judged(effect, visible, less=less)
     return Finding(verdict, reason, effect.interval, noise.interval, math.exp(visible), len(blocks))
 
 
-def trust(
-    blocks: Sequence[Block], rank: float | None, *, less: bool, seed: int = 0
-) -> Trust | None:
-    """None where there is no ratio. A repeat draws seeds with replacement, and exchanges the two
-    runs of the baseline at random in each."""
-    effect, noise = _effects(blocks, rank)
-    if effect is None or noise is None:
+def false_alarms(blocks: Sequence[Block], rank: float | None, *, less: bool) -> float | None:
+    """Of `REPLAYS` resampled repeats, the share in which the baseline against itself is *seen*;
+    None where there is no ratio. A repeat draws seeds with replacement, and exchanges the two runs
+    of the baseline at random in each."""
+    if None in _effects(blocks, rank):
         return None
-    planted = (-2 if less else 2) * _visible(effect, noise)
-    rng = np.random.default_rng(seed)
-    seen = np.zeros(2)
+    rng = np.random.default_rng(0)
+    seen = 0
     for _ in range(REPLAYS):
         drawn = [blocks[k] for k in rng.integers(len(blocks), size=len(blocks))]
         swapped = rng.random(len(drawn)) < 0.5
@@ -85,30 +73,21 @@ def trust(
             for b, swap in zip(drawn, swapped, strict=True)
         ]
         again = pooled_ratio([a for a, _ in pairs], [b for _, b in pairs], rank, _SAMPLES)
-        if again is not None:
-            shifted = Effect(again.log + planted, again.error, again.blocks)
-            seen += [_seen(again, less=less), _seen(shifted, less=less)]
-    return Trust(*(seen / REPLAYS).tolist())
+        seen += again is not None and _seen(again, less=less)
+    return seen / REPLAYS
 
 
-def doubted(finding: Finding, repeats: Trust | None, events: int | None = None) -> Finding:
+def doubted(finding: Finding, alarms: float | None, events: int | None = None) -> Finding:
     """The finding, unless resampled repeats say that the effect that it has seen may be noise, or
     it is about a share of so few ``events``."""
     why = None
     if events is not None and events < LEAST_EVENTS:
         why = f"{events} such requests in all runs together are too few, {LEAST_EVENTS} are needed"
-    elif finding.verdict == SEEN and repeats is not None:
-        if repeats.nothing > MOST_FALSE:
-            why = (
-                f"{finding.reason}, but the baseline against itself was seen in "
-                f"{repeats.nothing:.1%} of the resampled repeats, of which {MOST_FALSE:.0%} are "
-                "allowed"
-            )
-        elif repeats.planted < LEAST_TRUE:
-            why = (
-                f"{finding.reason}, but an effect of twice the visible one was seen in only "
-                f"{repeats.planted:.1%} of the resampled repeats, instead of {LEAST_TRUE:.0%}"
-            )
+    elif finding.verdict == SEEN and alarms is not None and alarms > MOST_FALSE:
+        why = (
+            f"{finding.reason}, but the baseline against itself was seen in {alarms:.1%} of the "
+            f"resampled repeats, of which {MOST_FALSE:.0%} are allowed"
+        )
     return finding if why is None else replace(finding, verdict=TOO_CLOSE, reason=why)
 
 
@@ -125,11 +104,6 @@ def _effects(blocks: Sequence[Block], rank: float | None) -> tuple[Effect | None
         pooled_ratio([b.policy for b in blocks], both, rank),
         pooled_ratio([b.control for b in blocks], [b.baseline for b in blocks], rank),
     )
-
-
-def _visible(effect: Effect, noise: Effect) -> float:
-    """As far as the machine's own noise allows, too."""
-    return max(effect.visible, noise.visible)
 
 
 def _seen(effect: Effect, *, less: bool) -> bool:

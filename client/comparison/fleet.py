@@ -173,7 +173,7 @@ class Fleet:
                 server = Server(system.target)
             else:
                 assert system.command is not None  # one of the two is always there
-                command, port = [*system.command, *system.recording(self._logs)], None
+                command, port = [*system.command], None
                 if self._pages:  # other origins may show it
                     command += ["--cors-allow-origin", ",".join(self._pages.values())]
                     port = urlsplit(self._pages[name]).port

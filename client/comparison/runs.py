@@ -14,7 +14,7 @@ from client.comparison.fleet import Fleet, Interrupted
 from client.comparison.limits import FIRST
 from client.comparison.plan import Plan, schedule
 from client.load.live import say
-from client.load.servers.stats import handled, iterations, reset_stats, settled_stats
+from client.load.servers.stats import handled, reset_stats, settled_stats
 from client.load.servers.system import System
 from client.workloads.recipe import make
 from client.workloads.words import Words
@@ -71,8 +71,7 @@ def _played(
         run = fleet.play(system, workload, title, drain_s=plan.drain_of(job), name=name)
     except Interrupted as cut:
         run = cut.run
-    alive = server.failure() is None
-    stats = settled_stats(server.target) if alive else None
+    stats = settled_stats(server.target) if server.failure() is None else None
     measured = measure(run)
     verdict = judge(run, measured, handled(stats))
     say(
@@ -80,4 +79,4 @@ def _played(
         f"{measured.unfinished} unfinished, {verdict.word}"
         + (f" ({verdict.reason})" if verdict.word not in (VALID, SATURATED) else "")
     )
-    return Played(job, run, stats, iterations(server.target) if alive else None)
+    return Played(job, run, stats)

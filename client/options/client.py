@@ -32,8 +32,8 @@ _LOAD = f"""
 --seed SEED: seed of the workload (0); with --prompt: of the server's sampling (random)
 --target TEXT: server, instead of IP and PORT: http://host:port, openai+http://...?model=m,
     openai-chat+http://..., tgi+http://...
---warmup DELAY: leave so many seconds at the start out of all figures (found by MSER-5 for steady
-    loads)
+--warmup DELAY: leave so many seconds at the start out of all figures (of steady loads a
+    quarter of the sends)
 --no-stream: request whole responses
 --drain-s DELAY: seconds after the last send until requests are cut (never)
 --timeout-s SECONDS: seconds of silence after which a request has failed ({SILENCE_S:g})
@@ -44,7 +44,7 @@ _LOAD = f"""
 """
 _RESULTS = """
 --slo TEXT: objectives, for goodput: ttft:500ms,tpot:50ms,e2e:10s
---out PATH: write report.html, pictures and raw data there
+--out PATH: write report.txt, figures and raw data there
 --json: print all figures as JSON
 --self-test: measure the limit of this client
 """

@@ -161,7 +161,6 @@ def _systems(args: argparse.Namespace) -> tuple[System, ...]:
                 prefix_caching=args.shared_prefixes,
             ),
             None,
-            records=not any(o.startswith("--record") for o in args.server_options),
             beside="static" if m == NO_WAIT and "static" in modes else None,
         )
         for m in modes

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RawError, WorkloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{text}\n\n{folder / 'report.html'}")
+    print(text)
     return 0
 
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.headline import PredictedGain, headline, length_variance_gain
+from client.analysis.comparison.headline import headline
 from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
-from client.analysis.comparison.scalars import SCALARS
-from client.analysis.comparison.summary import Point, measured_together, points
+from client.analysis.comparison.summary import Point, measured_together, planned, points
 from client.analysis.fairness import Isolated
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
 from client.analysis.metrics import Objectives
-from client.analysis.statistics import PERCENTILES
+from client.analysis.statistics import PERCENTILES, Interval
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
-from client.load.rows import as_json, from_json
-from client.report.pictures.gantt import Rows, middle, pictured
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +34,7 @@ class Comparison:
     losses: tuple[Loss, ...]
     calibration: Calibration | None
     found: Headline | None
-    predicted: PredictedGain | None
     manifest: dict[str, Any]
-    rows: Rows
 
 
 def judged(
@@ -47,10 +42,8 @@ def judged(
     losses: Sequence[Loss],
     calibration: Calibration | None,
     manifest: dict[str, Any],
-    rows: Rows,
 ) -> Comparison:
-    """Figures, verdicts and the headline; ``manifest`` holds objectives and share, ``rows`` the
-    servers' records of the requests of some runs."""
+    """Figures, verdicts and the headline; ``manifest`` holds objectives and share."""
     goal = manifest["objectives"]
     objectives = None if goal is None else Objectives(**goal)
     results = measured_together(played, objectives)
@@ -58,16 +51,19 @@ def judged(
     if calibration is not None:
         at = points(results, calibration)
         if objectives is not None:
-            found = headline(results, at, objectives, manifest["share"])
-    predicted = None if found is None else length_variance_gain(results, found)
-    return Comparison(
-        tuple(results), tuple(at), tuple(losses), calibration, found, predicted, manifest, rows
-    )
+            found = headline(at, objectives, manifest["share"])
+    return Comparison(tuple(results), tuple(at), tuple(losses), calibration, found, manifest)
 
 
 def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     """Write everything but the page and the workloads; returns all figures for --json."""
-    rows = [_row(p, c.manifest["notes"]) for p in c.points]
+    pairs = () if c.found is None or c.calibration is None else c.found.pairs
+    ratios = {
+        (p.of, p.load): p.ratios
+        for p in pairs
+        if c.calibration and p.over == c.calibration.baseline
+    }
+    rows = [_row(p, ratios.get((p.system, p.load), {}), c.manifest["notes"]) for p in c.points]
     figures: dict[str, Any] = {
         "capacity": None if c.calibration is None else asdict(c.calibration),
         "points": rows,
@@ -77,18 +73,10 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
             if p.fairness is not None
         ],
         "headline": None if c.found is None else _headline(c.found),
-        "length_variance": None if c.predicted is None else asdict(c.predicted),
         "lost": [asdict(loss) for loss in c.losses],
         "manifest": c.manifest,
     }
-    kept = {
-        r.job.name: as_json(c.rows[r.job.name], [o.index for o in middle(r.run.outcomes)])
-        for r in pictured(c.results)
-        if r.job.name in c.rows
-    }
-    (folder / "rows.json").write_text(json.dumps(kept) + "\n")
-    drawn = min((r.job.seed for r in c.results), default=0)
-    write_raw(folder, ((_about(r, drawn), r.run) for r in c.results))
+    write_raw(folder, (({"job": asdict(r.job), "server": r.server}, r.run) for r in c.results))
     write_requests(
         ((r.job.name, o) for r in c.results for o in r.run.outcomes), folder / "requests.csv"
     )
@@ -101,23 +89,25 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     return figures
 
 
-def _row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
+def _row(
+    point: Point, ratios: Mapping[str, Interval | None], notes: Sequence[str]
+) -> dict[str, Any]:
     """A point as one flat record, for CSV and JSON; empty where a figure is not supported.
 
-    ``notes`` are the models' own remarks.
+    ``ratios`` are to the baseline, ``notes`` the models' own remarks.
     """
     row: dict[str, Any] = {
         "system": point.system,
         "load": point.load,
         "offered_requests_per_s": _round(point.offered),
-        "seeds": len(point.seeds),
+        "seeds": len(planned(point.runs)),
         "verdict": point.verdict,
         "ok": point.ok,
         "failed": point.failed,
         "unfinished": point.unfinished,
     }
     for f in PAIRED:
-        name, interval = f"{f.key}_median_ratio", point.ratios.get(f.key)
+        name, interval = f"{f.key}_median_ratio", ratios.get(f.key)
         if f is THROUGHPUT:
             name, interval = f"{f.key}_{f.unit}", point.throughput
         row[name] = _round(interval.value if interval else None)
@@ -129,7 +119,13 @@ def _row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
             for p in PERCENTILES:
                 row[f"{f.key}_p{p}_{f.unit}"] = _round(point.latency(f.key, p))
             row[f"{f.key}_n"] = point.latencies[f.key].size
-    row |= {s.column: _round(point.scalars[s.column]) for s in SCALARS}
+    row |= {
+        "dispatch_lag_p99_s": _round(point.lag_p99_s),
+        "goodput_requests_per_s": _round(point.goodput),
+        "objectives_attained": _round(point.attained),
+        "batch_size_mean": _round(point.batch),
+        "padding_share": _round(point.padding),
+    }
     row["void"] = " ".join(void.figure for void in point.voids)
     row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
     row["notes"] = "; ".join(notes)
@@ -147,14 +143,8 @@ def _headline(found: Headline) -> dict[str, Any]:
     """As JSON, each pair's ratios beside its names."""
     figures = asdict(found)
     for kind in ("pairs", "controls"):
-        figures[kind] = [pair | pair.pop("ratios") | pair.pop("tails") for pair in figures[kind]]
+        figures[kind] = [pair | pair.pop("ratios") for pair in figures[kind]]
     return figures
-
-
-def _about(result: Result, drawn: int) -> dict[str, Any]:
-    """Keeps iterations of the drawn seed only: all of them would be too large for a repository."""
-    kept = result.iterations if result.job.seed == drawn and not result.job.repeat else None
-    return {"job": asdict(result.job), "server": result.server, "iterations": kept}
 
 
 def read_comparison(folder: Path) -> Comparison:
@@ -172,22 +162,11 @@ def read_comparison(folder: Path) -> Comparison:
         raise RawError(f"{folder}: {error.strerror}: {error.filename}") from None
     except (ValueError, LookupError, TypeError) as error:
         raise RawError(f"{folder}: not a comparison that this version wrote: {error}") from None
-    played = [
-        Played(_job(about["job"]), run, about["server"], about["iterations"])
-        for about, run in read_raw(folder)
-    ]
-    return judged(played, losses, calibration, manifest, _read_rows(folder / "rows.json"))
+    played = [Played(_job(about["job"]), run, about["server"]) for about, run in read_raw(folder)]
+    return judged(played, losses, calibration, manifest)
 
 
 def _job(fields: dict[str, Any]) -> Job:
     """The recorded runs of earlier versions name the system ``contestant``."""
     names = {"contestant": "system"}
     return Job(**{names.get(name, name): value for name, value in fields.items()})
-
-
-def _read_rows(path: Path) -> Rows:
-    """Empty if servers wrote none, or an earlier version measured."""
-    try:
-        return {name: from_json(own) for name, own in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}

@@ -1,9 +1,8 @@
-"""The report of one run: the summary on the terminal, the page, and the raw data."""
+"""The report of one run: the summary on the terminal, and the raw data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,16 @@ from typing import Any
 import numpy as np
 
 from client.analysis.figures import LATENCIES, Figure
-from client.analysis.gates import SATURATED, VALID, RunVerdict, judge, void_of
+from client.analysis.gates import SATURATED, RunVerdict, judge, void_of
 from client.analysis.metrics import Objectives, RunFigures, measure
-from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RUNS, RawError, read_raw, write_raw
 from client.load.records import Run, write_requests
-from client.load.servers.stats import described, note_of
-from client.report.html.page import Fold, Lead, Section, Selector, Table, seconds, write_page
-from client.report.pictures.requests import (
-    END_COLOUR,
-    Asked,
-    arrivals_and_load,
-    by_tokens,
-    first_and_end,
-)
-from client.report.tables import VOID, bounded, server_table
-from client.report.words import number, objectives_text, rate
+from client.load.servers.stats import described
+from client.report.page import Table
+from client.report.tables import VOID, server_table
+from client.report.words import bounded
 from client.workloads.workload_file import write_workload
-
-_PRINTED_FIGURES = tuple(f for f in LATENCIES if f.lag is not None or f.deferred)
-_PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ def judged(run: Run, facts: Facts) -> OneRun:
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
     stats, verdict = one.facts.server, one.verdict
-    lines = [_latency_table(one, _PRINTED_FIGURES, _PRINTED).as_text(), ""]
+    lines = [_latency_table(one).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
     lines += [own] if own else []
@@ -118,13 +106,14 @@ def run_figures(one: OneRun) -> dict[str, Any]:
                 **{f"{k}_high": _finite(v.high) for k, v in m.intervals(f.key).items()},
                 "n": m.latencies[f.key].size,
             }
-            for f in _known(one, LATENCIES)
+            for f in _known(one)
         },
     }
 
 
 def write_run_report(folder: Path, one: OneRun) -> None:
-    """The raw data (workload.jsonl, runs.jsonl.gz and, for people, requests.csv) and the page."""
+    """The raw data (workload.jsonl, runs.jsonl.gz and, for people, requests.csv), the figures
+    and the summary."""
     run = one.run
     folder.mkdir(parents=True, exist_ok=True)
     write_workload(run.workload, folder / "workload.jsonl")
@@ -132,7 +121,7 @@ def write_run_report(folder: Path, one: OneRun) -> None:
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
     figures = {**run_figures(one), **one.facts.environment, "server": one.facts.server}
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
-    write_run_page(folder / "report.html", one)
+    (folder / "report.txt").write_text(run_text(one) + "\n")
 
 
 def read_run(folder: Path) -> OneRun:
@@ -146,88 +135,18 @@ def read_run(folder: Path) -> OneRun:
     raise RawError(f"{folder / RUNS}: contains no run")
 
 
-def write_run_page(path: Path, one: OneRun) -> None:
-    run, stats = one.run, one.facts.server
-    sharing = one.facts.environment.get("sharing", "")  # an earlier version kept none
-    table = server_table([(run.target, [stats or {}])], "/stats after the run")
-    asked = Asked(run.target, END_COLOUR, [(0, o) for o in run.outcomes])
-    by_size = by_tokens("Latency by requested tokens", [asked])
-    gates = Table(
-        ("gate", "verdict", "found"),
-        [(g.name, g.verdict, g.found) for g in one.verdict.gates],
-        left=3,
-    )
-    folds = [
-        Fold("workload", json.dumps(dict(run.workload.generator), indent=1)),
-        Fold("environment", json.dumps(one.facts.environment, indent=1)),
-    ]
-    if stats is not None:
-        folds.append(Fold("the server's /stats", json.dumps(stats, indent=1)))
-    write_page(
-        path,
-        f"One run against {run.target}",
-        Lead(
-            _sentences(one),
-            table if table.rows else _latency_table(one, LATENCIES),
-            Selector("", [("", [by_size])]),
-            [
-                f"server: {described(stats) or 'unknown, since no /stats were read'}; "
-                f"{sharing and f'{sharing}; '}workload {run.workload.sha256[:12]}, "
-                f"arrivals {run.workload.generator.get('arrivals')}"
-            ],
-        ),
-        [text for text in (note_of(stats), one.verdict.reason) if text],
-        [
-            Section(
-                "The load, and the latency it caused",
-                charts=[arrivals_and_load(run), first_and_end(run)],
-            ),
-            Section("Latency", _lines(one), _latency_table(one, LATENCIES)),
-            Section("Gates", table=gates, folded=True),
-            Section("Details", folds=folds, folded=True),
-        ],
-    )
-
-
-def _sentences(one: OneRun) -> list[str]:
-    m, verdict = one.measured, one.verdict
-    sentences = [
-        f"{m.ok} of {m.planned} requests completed, {m.failed} failed and {m.unfinished} were "
-        f"cut; the server delivered {number(m.throughput)} output tokens a second at "
-        f"{rate(m.offered)}."
-    ]
-    ttft, e2e = m.percentiles("ttft"), m.percentiles("e2e")
-    if e2e["p50"] is not None:
-        first = f"the first token within {seconds(ttft['p50'])} and " if ttft["p50"] else ""
-        tail = f"; nine in ten within {seconds(e2e['p90'])}" if e2e["p90"] is not None else ""
-        sentences.append(
-            f"Half of the requests got {first}the whole response within "
-            f"{seconds(e2e['p50'])}{tail}."
-        )
-    trusted = (
-        "The run passed every gate: its figures are valid"
-        if verdict.word == VALID
-        else f"The run is {verdict.word}, for the reason below"
-    )
-    trusted += f", except those marked {VOID}." if verdict.voids else "."
-    if one.facts.objectives is not None and m.attained is not None:
-        trusted = f"{m.attained:.1%} of them met {objectives_text(one.facts.objectives)}. {trusted}"
-    return [*sentences, trusted]
-
-
-def _known(one: OneRun, figures: Sequence[Figure]) -> list[Figure]:
+def _known(one: OneRun) -> list[Figure]:
     saturated = one.verdict.word == SATURATED
-    return [figure for figure in figures if not (figure.of_ended and saturated)]
+    return [figure for figure in LATENCIES if not (figure.of_ended and saturated)]
 
 
-def _latency_table(
-    one: OneRun, figures: Sequence[Figure], percentiles: Sequence[int] = PERCENTILES
-) -> Table:
+def _latency_table(one: OneRun) -> Table:
     """Figures with their intervals; those that the client's lateness invalidated are marked."""
-    ranks = [f"p{p}" for p in percentiles]
+    ranks = ("p50", "p90", "p99")  # which fit on a line
     rows = []
-    for figure in _known(one, figures):
-        if n := one.measured.latencies[figure.key].size:
+    for figure in _known(one):
+        shown = figure.lag is not None or figure.deferred
+        if shown and (n := one.measured.latencies[figure.key].size):
             found = one.measured.intervals(figure.key)
             cells = [bounded(found[p]) + _mark(one, f"{figure.key}_{p}") for p in ranks]
             rows.append((figure.name, *cells, str(n)))

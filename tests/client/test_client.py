@@ -72,14 +72,14 @@ def test_a_workload_file_is_played_and_reported(
     assert figures["warm_up_s"] == 0.05
     assert figures["objectives_attained"] == 1.0
     assert figures["deadlines_met"] == figures["deferred"] > 0
-    written = "report.html runs.jsonl.gz summary.json requests.csv workload.jsonl"
+    written = "report.txt runs.jsonl.gz summary.json requests.csv workload.jsonl"
     assert {p.name for p in out.iterdir()} == set(written.split())
     assert len((out / "requests.csv").read_text().splitlines()) == 31
-    page, summary = (out / "report.html").read_text(), (out / "summary.json").read_text()
-    (out / "report.html").unlink()
+    text, summary = (out / "report.txt").read_text(), (out / "summary.json").read_text()
+    (out / "report.txt").unlink()
     assert report([str(out)]) == 0
-    assert (out / "report.html").read_text() == page, "rendered again from the raw data"
-    assert "This model only sleeps." in page, "as it says of random weights"
+    assert (out / "report.txt").read_text() == text, "made again from the raw data"
+    assert "This model only sleeps." in text, "as it says of random weights"
     assert (out / "summary.json").read_text() == summary
 
 

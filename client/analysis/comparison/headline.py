@@ -3,70 +3,51 @@
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
 reflect the length of the run. So each figure is compared where it has a meaning. An overloaded
 server may deliver less than it can, so each system's throughput counts at the load where it
-delivers most. Beside it, what the variance of output lengths alone predicts of dynamic over static
-batching. Pure.
+delivers most. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from client.analysis.comparison.bootstrap import best_ratio
-from client.analysis.comparison.results import Bracket, Headline, LimitRatio, Pair, Peak, Result
-from client.analysis.comparison.scalars import ATTAINED, batch_mean
+from client.analysis.comparison.results import Bracket, Headline, LimitRatio, Pair, Peak
 from client.analysis.comparison.summary import (
     TAIL,
+    BySeed,
     Point,
     figure_by_seed,
-    final,
-    is_sound,
     names_of,
     paired,
     paired_tail,
-    runs_by_seed,
+    planned,
     verdict_of,
-    whole,
 )
 from client.analysis.figures import PAIRED, THROUGHPUT
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
-from client.analysis.statistics import Interval, expected_max
+from client.analysis.statistics import Interval
 
 
-def headline(
-    results: Sequence[Result], points: Sequence[Point], objectives: Objectives, share: float
-) -> Headline:
+def headline(points: Sequence[Point], objectives: Objectives, share: float) -> Headline:
     """``points`` in the order of the table: each system is compared with those before it."""
     names = names_of(points)
-    loads = sorted({p.load for p in points})
-    table = {(p.system, p.load): p for p in points}
-    every = whole(results)
     pairs = [
-        _pair(mine, base, runs_by_seed(every, of, load), runs_by_seed(every, over, load))
-        for load in loads
-        for over, of in combinations(names, 2)
-        if (mine := table.get((of, load))) and (base := table.get((over, load)))
-        if mine.verdict == base.verdict == VALID
+        _pair(of, over, of.runs, over.runs)
+        for over, of in combinations(points, 2)
+        if over.load == of.load and over.verdict == of.verdict == VALID
     ]
-    again = [r for r in every if r.job.repeat]
     controls = [
-        _pair(point, point, second, runs_by_seed(final(results), point.system, point.load))
-        for point in points
-        if (second := runs_by_seed(again, point.system, point.load))
-        if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
+        _pair(p, p, {r.job.seed: [r] for r in second}, {r.job.seed: [r] for r in planned(p.runs)})
+        for p in points
+        if (second := planned(p.runs, repeat=True)) and verdict_of(second)[0] == p.verdict
     ]
-    tried = {name: _tried(name, points, every) for name in names}
-    limits = [
-        limit
-        for name in names
-        if (name, loads[-1]) in table  # one that ran at a single load has no choice
-        if (limit := _limit(name, points, tried[name], every))
-    ]
+    tried = {name: _tried(name, points) for name in names}
+    limits = [limit for name in names if (limit := _limit(name, points, tried[name]))]
     ratios = [
         LimitRatio(of.system, over.system, ratio)
         for over, of in combinations(limits, 2)
@@ -86,35 +67,33 @@ def headline(
 Tried = Mapping[float, Mapping[int, float]]  # tokens a second by load and seed
 
 
-def _tried(name: str, points: Sequence[Point], every: Sequence[Result]) -> Tried:
+def _tried(name: str, points: Sequence[Point]) -> Tried:
     """A system's throughput at the loads where it can be used."""
-    loads = [
-        p.load for p in points if p.system == name and p.usable and p.void("throughput") is None
-    ]
-    found = {x: figure_by_seed(runs_by_seed(every, name, x), THROUGHPUT) for x in loads}
-    return {x: of for x, of in found.items() if of and min(of.values()) > 0}
+    found = {
+        p.load: figure_by_seed(p.runs, THROUGHPUT)
+        for p in points
+        if p.system == name and p.usable and p.void("throughput") is None
+    }
+    return {load: of for load, of in found.items() if of and min(of.values()) > 0}
 
 
-def _limit(
-    name: str, points: Sequence[Point], tried: Tried, every: Sequence[Result]
-) -> Peak | None:
+def _limit(name: str, points: Sequence[Point], tried: Tried) -> Peak | None:
     """Where it delivered most, by the geometric mean over the seeds; None if it kept up there and
-    at all higher loads, so that it might deliver more."""
-    if not tried:
+    at all higher loads, so that it might deliver more, or was not played at the highest: one that
+    ran at a single load has no choice."""
+    mine = {p.load: p for p in points if p.system == name}
+    if not tried or max(p.load for p in points) not in mine:
         return None
     best = max(tried, key=lambda x: float(np.mean(np.log(list(tried[x].values())))))
-    mine = {p.load: p for p in points if p.system == name}
     if not any(p.verdict == SATURATED for x, p in mine.items() if x >= best):
         return None
-    runs = [
-        r for r in every if (r.job.system, r.job.load) == (name, best) if r.job.seed in tried[best]
-    ]
+    measured = [r.measured for seed in tried[best] for r in mine[best].runs[seed]]
     return Peak(
         name,
         best,
         mine[best].throughput,
-        round(sum(r.measured.achieved * r.measured.window_s for r in runs)),
-        math.fsum(r.measured.window_s for r in runs),
+        round(sum(m.achieved * m.window_s for m in measured)),
+        math.fsum(m.window_s for m in measured),
     )
 
 
@@ -130,72 +109,31 @@ def _limit_ratio(mine: Tried, mine_at: float, base: Tried, base_at: float) -> In
     return best_ratio(ours, theirs)
 
 
-def _pair(
-    of: Point, over: Point, mine: dict[int, list[Result]], base: dict[int, list[Result]]
-) -> Pair:
+def _pair(of: Point, over: Point, mine: BySeed, base: BySeed) -> Pair:
     """``of`` over ``over``, which have the same verdict; no ratio of figures void on either
     side."""
 
     def usable(figure: str, verdict: str = VALID) -> bool:
         return of.verdict == verdict and not (of.void(figure) or over.void(figure))
 
-    ratios, tails = dict[str, Interval | None](), dict[str, Interval | None]()
+    ratios = dict[str, Interval | None]()
     for figure in PAIRED:
         key, tail = figure.key, f"{figure.key}_p{TAIL}"
         if figure is THROUGHPUT:
             ratios[key] = paired(mine, base, figure) if usable(key, SATURATED) else None
         else:
             ratios[key] = paired(mine, base, figure) if usable(f"{key}_p50") else None
-            tails[tail] = paired_tail(mine, base, figure) if usable(tail) else None
-    return Pair(of.system, over.system, of.load, ratios, tails)
+            ratios[tail] = paired_tail(mine, base, figure) if usable(tail) else None
+    return Pair(of.system, over.system, of.load, ratios)
 
 
 def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
     """Up to the first load that fails: beyond it, one that passes did so by chance."""
     passed = None
     for p in sorted((p for p in points if p.system == name), key=lambda p: p.load):
-        attained = p.scalars[ATTAINED.column]
-        if attained is None or p.void("goodput") is not None or not p.usable:
+        if p.attained is None or p.void("goodput") is not None or not p.usable:
             continue
-        if p.verdict != VALID or attained < share:
+        if p.verdict != VALID or p.attained < share:
             return Bracket(name, passed, p.load)
         passed = p.load
     return Bracket(name, passed, None)
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedGain:
-    """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
-
-    batch: float
-    predicted: float
-    measured: Interval | None
-    load: float
-
-
-def length_variance_gain(results: Sequence[Result], found: Headline) -> PredictedGain | None:
-    """E[max of B]/E[out] at the batch size that static really had at its limit, beside the ratio
-    of the limits; None where static has none.
-
-    A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
-    are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
-    """
-    static = next((x for x in found.limits if x.system == "static"), None)
-    if static is None:
-        return None
-    load = static.load
-    mine = [r for r in final(results) if r.job.system == "static" and r.job.load == load]
-    kept = [r for r in mine if is_sound(r)] or mine
-    sizes = [size for r in kept if (size := batch_mean(r)) is not None]
-    if not sizes or len(sizes) < len(kept):
-        return None
-    batch = float(np.mean(sizes))
-    lengths = np.array(
-        [request.output_tokens for r in kept for request in r.run.workload.requests],
-        dtype=np.float64,
-    )
-    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
-    measured = ratios.get(("dynamic", "static"))
-    return PredictedGain(
-        batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load
-    )

@@ -4,7 +4,7 @@ the calibration to which the loads refer."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from client.analysis.fairness import Isolated
@@ -54,7 +54,6 @@ class Played:
     job: Job
     run: Run
     server: dict[str, Any] | None
-    iterations: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One system over another at one load, paired over seeds; medians for latencies.
+    """One system over another at one load, paired over seeds.
 
-    ``ratios`` are by the key of each figure in `PAIRED`, ``tails`` those of p99 by ``ttft_p99``.
+    ``ratios`` are by the key of each figure in `PAIRED`, of latencies the medians; those of p99 by
+    ``ttft_p99``.
     Latencies only where both keep up: beyond, they reflect the length of the run. Throughput only
     of a control, which has the same system on both sides, where it is saturated: between systems it
     is `LimitRatio` that compares it.
@@ -93,7 +93,6 @@ class Pair:
     over: str
     load: float
     ratios: Mapping[str, Interval | None]
-    tails: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.comparison.results import Calibration, Played, Result
-from client.analysis.comparison.scalars import SCALARS
 from client.analysis.fairness import Fairness, fairness
-from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
+from client.analysis.figures import LATENCIES, THROUGHPUT, Figure
 from client.analysis.gates import (
     SATURATED,
     SEVERITY,
@@ -29,7 +29,7 @@ from client.analysis.gates import (
     lag_gate,
     void_of,
 )
-from client.analysis.metrics import Objectives, measure, shared_warm_up
+from client.analysis.metrics import Objectives, measure
 from client.analysis.statistics import (
     Floats,
     Interval,
@@ -42,31 +42,37 @@ from client.load.servers.stats import handled
 from client.load.servers.system import COMPARED
 
 TAIL = 99  # the percentile that is paired beside medians
+BySeed = Mapping[int, Sequence[Result]]  # one run, or two where the system is the control
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """One system at one load, over all seeds. Latencies in seconds.
 
-    ``ratios`` are to the baseline, by the keys of `PAIRED`; ``scalars`` by the columns of SCALARS.
-    A saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
-    name figures that the client's lateness invalidated.
+    ``runs`` are all of it, the control's as well, of which only ratios make use. A saturated one
+    has no TPOT and no fairness, since only its quickest requests ended. ``voids``
+    name figures that the client's lateness invalidated. ``batch`` and ``padding`` are the mean size
+    and the share of padding as the server states them, ``attained`` is the share of all that
+    arrived that met the objectives.
     """
 
     system: str
     load: float
     offered: float
-    seeds: tuple[int, ...]
+    runs: BySeed
     verdict: str
     reasons: tuple[str, ...]
     voids: tuple[Void, ...]
     throughput: Interval
-    ratios: Mapping[str, Interval | None]
     latencies: Mapping[str, Floats]
     ok: int
     failed: int
     unfinished: int
-    scalars: Mapping[str, float | None]
+    lag_p99_s: float
+    goodput: float | None
+    attained: float | None
+    batch: float | None
+    padding: float | None
     fairness: Fairness | None
 
     @property
@@ -91,27 +97,22 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
     """Figures and verdicts of all runs, those of one workload over the same window."""
     results = []
     for one in played:
-        cut = None if one.run.interrupted else shared_warm_up(one.run.workload)
-        measured = measure(one.run, objectives, cut)
+        measured = measure(one.run, objectives)
         verdict = judge(one.run, measured, handled(one.server))
-        results.append(Result(one.job, one.run, one.server, one.iterations, measured, verdict))
+        results.append(Result(one.job, one.run, one.server, measured, verdict))
     return results
 
 
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
-    kept, all_runs = final(results), whole(results)
+    kept = [r for r in results if not r.run.interrupted]  # which had less than its load
     order = _in_order([r.job.system for r in kept], calibration.baseline)
-    loads = sorted({r.job.load for r in kept})
-    made = []
-    for load in loads:
-        base = runs_by_seed(all_runs, calibration.baseline, load)
-        for name in order:
-            mine = [r for r in kept if r.job.system == name and r.job.load == load]
-            if mine:
-                mine_by_seed = runs_by_seed(all_runs, name, load)
-                made.append(_point(name, load, mine, mine_by_seed, base, calibration))
-    return made
+    return [
+        _point(name, load, runs, calibration)
+        for load in sorted({r.job.load for r in kept})
+        for name in order
+        if any(planned(runs := runs_by_seed(kept, name, load)))
+    ]
 
 
 def names_of(points: Sequence[Point]) -> list[str]:
@@ -120,24 +121,25 @@ def names_of(points: Sequence[Point]) -> list[str]:
     return _in_order(names, names[0]) if names else []
 
 
+def tail_of(counts: Sequence[int]) -> float:
+    """The highest percentile that most of these samples support."""
+    typical = float(np.median(counts)) if counts else 0.0
+    return next((p for p in (99.0, 95.0, 90.0) if typical >= least_n(p)), 90.0)
+
+
 def _in_order(names: Sequence[str], baseline: str) -> list[str]:
     """Each once; runs came in random order."""
     ranked = list(dict.fromkeys((baseline, *COMPARED, *names)))
     return sorted(set(names), key=ranked.index)
 
 
-def final(results: Sequence[Result]) -> list[Result]:
-    """The planned runs, without the controls."""
-    return [r for r in whole(results) if not r.job.repeat]
+def planned(runs: BySeed, *, repeat: bool = False) -> list[Result]:
+    """Those that every system has; or those of the control."""
+    return [r for mine in runs.values() for r in mine if r.job.repeat == repeat]
 
 
-def whole(results: Sequence[Result]) -> list[Result]:
-    """All but an interrupted run, which had less than its load and is only raw data."""
-    return [r for r in results if not r.run.interrupted]
-
-
-def runs_by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
-    """A system's runs at a load: one a seed, or two where it is the control."""
+def runs_by_seed(results: Sequence[Result], name: str, load: float) -> BySeed:
+    """A system's runs at a load."""
     found: dict[int, list[Result]] = {}
     for r in results:
         if r.job.system == name and r.job.load == load:
@@ -161,55 +163,58 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     return keeping.verdict, (*reasons, *left_out)
 
 
-def _point(
-    name: str,
-    load: float,
-    planned: Sequence[Result],
-    mine: dict[int, list[Result]],
-    base: dict[int, list[Result]],
-    calibration: Calibration,
-) -> Point:
-    """``planned`` are its runs without the control's, which only the ratios use."""
-    verdict, reasons = verdict_of(planned)
+def _point(name: str, load: float, by_seed: BySeed, calibration: Calibration) -> Point:
+    asked = sorted(planned(by_seed), key=lambda r: r.job.seed)
+    verdict, reasons = verdict_of(asked)
     usable = verdict in (VALID, SATURATED)
-    runs = [r for r in sorted(planned, key=lambda r: r.job.seed) if is_sound(r) or not usable]
+    runs = [r for r in asked if is_sound(r) or not usable]
+    measured = [r.measured for r in runs]
     pooled = {
         f.key: np.zeros(0)
         if f.of_ended and verdict == SATURATED
-        else np.concatenate([r.measured.latencies[f.key] for r in runs])
+        else np.concatenate([m.latencies[f.key] for m in measured])
         for f in LATENCIES
     }
     fair = None
     if verdict != SATURATED:
-        rows = np.concatenate([r.measured.requests.rows for r in runs])
+        rows = np.concatenate([m.requests.rows for m in measured])
         fair = fairness(rows, calibration.isolated)
-    own = name == calibration.baseline
-    against = (
-        verdict_of([r for runs in base.values() for r in runs])[0] if base and not own else None
-    )
-
-    both_keep_up = verdict == against == VALID
+    arrived = sum(m.arrived for m in measured)
+    good = [m.attained * m.arrived for m in measured if m.attained is not None]
     return Point(
         system=name,
         load=load,
         offered=float(np.mean([r.run.workload.rate or math.nan for r in runs])),
-        seeds=tuple(sorted(r.job.seed for r in planned)),
+        runs=by_seed,
         verdict=verdict,
         reasons=reasons,
-        voids=(*lag_gate([r.measured for r in runs]).voids, *_untold(runs)),
-        throughput=rate_interval([r.measured.throughput for r in runs]),
-        ratios={
-            f.key: paired(mine, base, f) if both_keep_up else None
-            for f in PAIRED
-            if f is not THROUGHPUT  # whose limits are compared instead
-        },
+        voids=(*lag_gate(measured).voids, *_untold(runs)),
+        throughput=rate_interval([m.throughput for m in measured]),
         latencies=pooled,
-        ok=sum(r.measured.ok for r in runs),
-        failed=sum(r.measured.failed for r in runs),
-        unfinished=sum(r.measured.unfinished for r in runs),
-        scalars={s.column: s.of(runs) for s in SCALARS},
+        ok=sum(m.ok for m in measured),
+        failed=sum(m.failed for m in measured),
+        unfinished=sum(m.unfinished for m in measured),
+        lag_p99_s=float(np.quantile(np.concatenate([m.lag for m in measured]), 0.99)),
+        goodput=mean_of([m.goodput for m in measured]),
+        attained=sum(good) / arrived if good and arrived else None,
+        batch=mean_of([stated(r.server, "batch-size", "mean") for r in runs]),
+        padding=mean_of([stated(r.server, "padding-share") for r in runs]),
         fairness=fair,
     )
+
+
+def stated(stats: Mapping[str, Any] | None, *path: str) -> float | None:
+    """A number that a server states in /stats."""
+    value: Any = stats
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int | float) else None
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Over those that have it."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _untold(runs: Sequence[Result]) -> tuple[Void, ...]:
@@ -218,18 +223,14 @@ def _untold(runs: Sequence[Result]) -> tuple[Void, ...]:
     return next((g.voids for g in gates if g.voids), ())
 
 
-def paired(
-    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: Figure
-) -> Interval | None:
+def paired(mine: BySeed, base: BySeed, of: Figure) -> Interval | None:
     """The ratio of a figure over the seeds in which both sides are valid."""
     ours, theirs = figure_by_seed(mine, of), figure_by_seed(base, of)
     seeds = sorted(ours.keys() & theirs.keys())
     return paired_ratio([ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of.skewed)
 
 
-def paired_tail(
-    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: Figure
-) -> Interval | None:
+def paired_tail(mine: BySeed, base: BySeed, of: Figure) -> Interval | None:
     """The ratio of the p99 of all seeds in which both sides are valid; None where n is too
     small."""
     sides = [
@@ -248,7 +249,7 @@ def paired_tail(
     return None if effect is None else effect.interval
 
 
-def figure_by_seed(runs: dict[int, list[Result]], of: Figure) -> dict[int, float]:
+def figure_by_seed(runs: BySeed, of: Figure) -> dict[int, float]:
     """A figure of each seed in which all runs are valid.
 
     A system that ran twice in a block, before and after the others, counts with the geometric

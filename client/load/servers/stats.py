@@ -16,21 +16,6 @@ def stats(target: Target) -> dict[str, Any] | None:
     return _get(target, "/stats") if target.native else None
 
 
-def iterations(target: Target) -> dict[str, Any] | None:
-    """``/stats/iterations`` of a native target; None if it cannot be read."""
-    table = (_get(target, "/stats/iterations") if target.native else None) or {}
-    columns, lines = table.get("columns"), table.get("iterations")
-    if not isinstance(columns, list) or not isinstance(lines, list):
-        return None
-    whole = all(
-        isinstance(line, list)
-        and len(line) == len(columns)
-        and all(isinstance(value, int | float) for value in line)
-        for line in lines
-    )
-    return table if whole else None
-
-
 def reset_stats(target: Target) -> None:
     """Begin a new window in ``/stats``; a target without one is left alone."""
     if target.native:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from client.load.http.target import Target
 from client.load.machine import ROOT
@@ -18,30 +17,13 @@ COMPARED = ("nobatch", "static", NO_WAIT, "dynamic")
 class System:
     """A mode of our server (``command`` starts it) or a server that already runs (``target``).
 
-    ``records``: it writes its iterations to ``rows-NAME-*.jsonl`` among the logs. ``beside``: it is
-    shown beside that system, at a single load, with which the other keeps up.
+    ``beside``: it is shown beside that system, at a single load, with which the other keeps up.
     """
 
     name: str
     command: tuple[str, ...] | None
     target: Target | None
-    records: bool = False
     beside: str | None = None
-
-    def recording(self, logs: Path) -> tuple[str, ...]:
-        """The options of its next start, which writes a new file."""
-        if not self.records:
-            return ()
-        number = len(self.rows(logs))
-        return "--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())
-
-    def rows(self, logs: Path) -> list[Path]:
-        """The files with its servers' iterations, one for each start."""
-        return sorted(logs.glob(f"rows-{self._file}-*.jsonl"))
-
-    @property
-    def _file(self) -> str:
-        return self.name.replace(":", "_")
 
 
 def server_command(

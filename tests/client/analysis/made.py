@@ -68,4 +68,4 @@ def result(run: Run, seed: int = 0, *, system: str = "dynamic", load: float = 1.
     """A run as a result; none of it is cut as warm-up."""
     measured = measure(run, None, 0.0)
     job = Job(system, load, seed, repeat=False)
-    return Result(job, run, None, None, measured, judge(run, measured))
+    return Result(job, run, None, measured, judge(run, measured))

@@ -61,7 +61,7 @@ def simulated(rate: float, n: int, rng: np.random.Generator) -> Iterator[list[Pl
             workload = Workload({}, (None,) * n, duration_s, True, None, "")  # type: ignore[arg-type]
             for name in ("slow", "fast"):
                 run = as_run(arrivals[row], ends[name][row], grid, workload)
-                played.append(Played(Job(name, rate, seed, repeat=False), run, None, None))
+                played.append(Played(Job(name, rate, seed, repeat=False), run, None))
         yield played
 
 
@@ -85,10 +85,10 @@ def as_run(arrivals: Floats, ends: Floats, grid: Floats, workload: Workload) -> 
 
 def compared(played: list[Played]) -> dict[str, Interval | None]:
     results = measured_together(played, None)
-    found = headline(results, points(results, SLOW_ALONE), Objectives(), 0.9)
+    found = headline(points(results, SLOW_ALONE), Objectives(), 0.9)
     throughput = [r.throughput for r in found.limit_ratios if r.of == "fast"]
     e2e = [p.ratios["e2e"] for p in found.pairs if p.of == "fast"]
-    tails = [p.tails["e2e_p99"] for p in found.pairs if p.of == "fast"]
+    tails = [p.ratios["e2e_p99"] for p in found.pairs if p.of == "fast"]
     return {
         "throughput": next(iter(throughput), None), "e2e": next(iter(e2e), None),
         "e2e_p99": next(iter(tails), None),

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.analysis.figures import ITL, TPOT, table_of
-from client.analysis.metrics import (
-    Objectives,
-    measure,
-    meets,
-    parse_objectives,
-    shared_warm_up,
-    warm_up,
-)
+from client.analysis.metrics import Objectives, measure, meets, parse_objectives, warm_up
 from client.load.records import Outcome
 from client.workloads.spec import SpecError
 from tests.client.analysis.made import outcome, run_of, steady
@@ -110,26 +103,10 @@ def test_tpot_ends_with_the_last_token_however_long_the_stream_stays_open() -> N
 
 
 def test_runs_of_one_workload_are_measured_over_the_same_window() -> None:
-    """Alone each would be cut where it settles itself."""
-    late = steady([outcome(i, at=i * 0.1, first=0.05, gap=0.35) for i in range(100)])
+    """Whatever they show; an interrupted one loses a quarter of what it sent."""
     soon = steady([outcome(i, at=i * 0.1, first=0.01, gap=0.001) for i in range(100)])
     never = steady([outcome(i, at=i * 0.1, first=0.05 + i, gap=0.001) for i in range(100)])
-    assert warm_up(late) > warm_up(soon) + 0.2
-    cuts = {shared_warm_up(run.workload) for run in (late, soon, never)}
-    assert cuts == {2.5}
-    assert {measure(run, None, *cuts).window_s for run in (late, soon, never)} == {7.5}
-    bursts = run_of([outcome(i) for i in range(9)])
-    assert shared_warm_up(bursts.workload) == 0, "nothing of a burst is cut"
-
-
-def test_the_warm_up_of_few_requests_ends_with_the_first_completion() -> None:
-    """MSER-5 takes the pauses between them for the end of a warm-up, and cuts up to half."""
-    times = [1 + 0.3 * i if i < 10 else 6 + i for i in range(20)]
-    busy_first = [outcome(i, at=at, first=0.05, gap=0.05) for i, at in enumerate(times)]
-    few = steady(busy_first, 26.0)
-    assert warm_up(few) == pytest.approx(busy_first[0].end_s)
-    assert measure(few).arrived == 19
-    slow = steady([replace(o, end_s=o.origin_s + 60) for o in busy_first], 26.0)
-    assert warm_up(slow) == 6.5, "at most a quarter of the sends"
-    none = steady([replace(o, end_s=None) for o in busy_first], 26.0)
-    assert warm_up(none) == 0.0
+    assert [warm_up(run) for run in (soon, never)] == [2.5, 2.5]
+    assert {measure(run).window_s for run in (soon, never)} == {7.5}
+    assert warm_up(replace(soon, interrupted="Ctrl-C", wall_s=4.0)) == 1.0
+    assert warm_up(run_of([outcome(i) for i in range(9)])) == 0, "nothing of a burst is cut"

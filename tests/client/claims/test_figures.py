@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.claims.figures import (
-    METRICS,
-    in_time,
-    program_per_token_s,
-    programs,
-    service_gaps,
-    shown,
-    urgent,
-)
+from client.claims.figures import METRICS, in_time, program_per_token_s, programs, service
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import seal
 from tests.client.analysis.made import outcome, run_of
@@ -39,19 +31,8 @@ def test_the_service_gap_counts_prompts_once_and_generated_tokens_twice() -> Non
     mine = outcome(0, at=2.6, first=0.1, gap=0.1, tokens=10)
     late = outcome(1, at=2.6, first=50.0, tokens=10)
     run = asking([mine, late], {"user": "a"}, {"user": "b"})
-    at, gaps = service_gaps(run)
-    assert (at[0], at[-1]) == (2.5, 10.0)
-    assert gaps[0] == 0
-    assert gaps.max() == 23
+    assert service(run, "a", np.array([2.5, 2.75, 10.0])).tolist() == [0, 3 + 2 * 1, 23]
     assert value("service_gap", run) == 23
-    assert value("jain", run) == pytest.approx(0.5)
-
-
-def test_users_that_are_served_alike_have_no_gap_and_a_jain_index_of_1() -> None:
-    twins = [outcome(k, at=3.0, first=0.5, gap=0.2, tokens=10) for k in range(2)]
-    run = asking(twins, {"user": "a"}, {"user": "b"})
-    assert value("service_gap", run) == 2  # at least a token, since a ratio of 0 says nothing
-    assert value("jain", run) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -86,23 +67,11 @@ def test_a_program_lasts_from_its_first_call_to_the_end_of_its_last() -> None:
     run = asking([first, second, alone], {"program": "p"}, {"program": "p"}, {})
     assert programs(run) == [[0, 1], [2]]
     assert program_per_token_s(run) == pytest.approx([(2.9 - 1.0) / 10, 0.9 / 5])
-    assert value("completed", run) == 2.5
 
 
 def test_the_urgent_requests_are_those_of_the_lowest_number() -> None:
     run = asking([outcome(0), outcome(1, first=2.0)], {"priority": 10}, {"priority": 0})
-    assert urgent(run).tolist() == [False, True]
     assert value("urgent_ttft_mean", run) == pytest.approx(2.0)
-
-
-def test_figures_are_shown_where_the_traffic_has_them_the_deciding_one_first() -> None:
-    plain = asking([outcome(0)], {})
-    assert shown(plain, "e2e_mean")[0] == "e2e_mean"
-    assert not {"service_gap", "missed", "completed"} & {*shown(plain, "e2e_mean")}
-    rich = asking(
-        [outcome(0), outcome(1)], {"user": "a", "deadline_s": 1.0}, {"user": "b", "program": "p"}
-    )
-    assert {"service_gap", "jain", "missed", "goodput", "completed"} <= {*shown(rich, "e2e_mean")}
 
 
 def test_every_metric_of_the_claims_exists_and_of_latencies_are_seconds() -> None:

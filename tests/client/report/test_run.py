@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from client.analysis.gates import SATURATED
 from client.load.records import Run
-from client.report.run import Facts, OneRun, judged, run_figures, run_text, write_run_page
+from client.report.run import Facts, OneRun, judged, run_figures, run_text
 from tests.client.analysis.made import outcome, run_of, steady
 
 
@@ -26,9 +22,7 @@ def test_a_saturated_run_shows_no_tpot_which_would_be_of_the_quickest() -> None:
     assert "TPOT" in run_text(calm)
 
 
-def test_a_figure_that_a_late_client_falsified_is_shown_marked_with_reason_and_advice(
-    tmp_path: Path,
-) -> None:
+def test_a_figure_that_a_late_client_falsified_is_shown_marked_with_reason_and_advice() -> None:
     sent = [i * 0.1 + (0.02 if i % 5 == 0 else 0.0005) for i in range(100)]
     late = run_of([outcome(i, at=i * 0.1, sent=at, first=0.05) for i, at in enumerate(sent)])
     one = reported(late)
@@ -36,9 +30,6 @@ def test_a_figure_that_a_late_client_falsified_is_shown_marked_with_reason_and_a
     assert ttft.count("]*") == 2
     assert "50 ms [50, 50] " in ttft, "the median is none of them"
     assert "* void: the client was 20 ms late at p99; end other programs" in run_text(one)
-    write_run_page(tmp_path / "report.html", one)
-    page = (tmp_path / "report.html").read_text()
-    assert "its figures are valid, except those marked *." in page
     assert run_figures(one)["void"] == ["ttft_p90", "ttft_p95", "ttft_p99"]
 
 
@@ -48,21 +39,10 @@ def test_few_requests_give_figures_with_their_intervals_open_where_n_is_too_smal
     one = reported(run)
     (ttft,) = [line for line in run_text(one).splitlines() if line.startswith("TTFT")]
     assert "n too small" not in run_text(one)
-    assert ttft.split("  ")[-1].strip() == "19", "the first ended within the warm-up"
-    assert "110 ms [105, 115]" in ttft
+    assert ttft.split("  ")[-1].strip() == "15", "a quarter is warm-up"
+    assert "112 ms [108, 116]" in ttft
     assert "119 ms [118, ∞]" in ttft
     figures = run_figures(one)["latency_s"]["ttft"]
-    assert (figures["n"], figures["p99_high"]) == (19, None)
+    assert (figures["n"], figures["p99_high"]) == (15, None)
     assert figures["p50_low"] < figures["p50"] < figures["p50_high"]
     assert len(run_text(one).splitlines()) <= 15, "the result fits on a screen"
-
-
-@pytest.mark.parametrize("tokens", [5, 0])
-def test_a_page_states_the_result_before_any_warning(tmp_path: Path, tokens: int) -> None:
-    run = run_of([outcome(i, at=i * 0.1) for i in range(20)])
-    if not tokens:
-        run = Run.never_begun("t", run.workload, "it does not respond")
-    write_run_page(tmp_path / "report.html", reported(run))
-    page = (tmp_path / "report.html").read_text()
-    assert ('class="warn"' in page) == (not tokens)
-    assert page.index("requests completed") < page.find('class="warn"') % len(page)

@@ -158,15 +158,14 @@ def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
 def test_the_command_makes_and_describes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, picture = str(tmp_path / "w.jsonl"), tmp_path / "w.png"
+    path = str(tmp_path / "w.jsonl")
     make_it = ["make", path, "--requests", "600", "--arrivals", "plan:high", "--prompts", "request"]
     assert main(make_it) == 0
-    assert main(["describe", path, "--json", "--plot", str(picture)]) == 0
+    assert main(["describe", path, "--json"]) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])["found"]
     assert found["n"] == 600
     assert found["cv_rate"] > 0.8
-    assert picture.stat().st_size > 10_000
     assert main(["describe", str(tmp_path / "none")]) == 2
     assert "none: cannot be read" in capsys.readouterr().err
     assert main(["make", path, "--deadline-s", "3"]) == 2

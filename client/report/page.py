@@ -1,6 +1,6 @@
-"""A self-contained page from sentences, tables and charts. Independent of figures.
+"""A self-contained page from sentences, tables and pictures. Independent of figures.
 
-No scripts: a selector is a row of radio buttons, and a folded part is a ``details`` element.
+No scripts: a folded part is a ``details`` element.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
-from markupsafe import Markup
 
-from client.report.html.chart import Chart, draw
+if TYPE_CHECKING:
+    from client.report.pictures.drawing import Picture  # matplotlib takes a second to import
 
 WORDS = ("VALID", "SATURATED", "INVALID-CLIENT", "DISTURBED", "FAILED")
 
@@ -50,63 +51,28 @@ def groups(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """Text behind a click."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """The same pictures for several values of ``what``; ``shown`` is the one to begin with."""
-
-    what: str
-    options: Sequence[tuple[str, Sequence[Chart]]]
-    shown: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """The first screen: the result in words, a table, a picture, notes on how it was measured."""
-
-    sentences: Sequence[str]
-    table: Table | None
-    pictures: Selector | None
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page; ``folded`` is opened by a click."""
+    """One part of the page; ``folded`` is opened by a click. ``text`` keeps its lines."""
 
     title: str
     lines: Sequence[str] = ()
     table: Table | None = None
-    charts: Sequence[Chart] = ()
-    selector: Selector | None = None
-    folds: Sequence[Fold] = ()
+    pictures: Sequence[Picture] = ()
+    text: str = ""
     folded: bool = False
 
 
 def write_page(
-    path: Path, title: str, lead: Lead, warnings: Sequence[str], sections: Sequence[Section]
-) -> None:
+    path: Path, lead: Section, notes: Sequence[str], warnings: Sequence[str],
+    sections: Sequence[Section],
+) -> None:  # fmt: skip
+    """``lead`` is the first screen: the result in words, a table, a picture; ``notes``: how it was
+    measured."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals["svg"] = lambda chart: Markup(draw(chart))  # it escapes what it is given
     page = environment.get_template("page.html.j2").render(
-        title=title, lead=lead, warnings=warnings, sections=sections, words=WORDS
+        lead=lead, notes=notes, warnings=warnings, sections=sections, words=WORDS
     )
     path.write_text(page, encoding="utf-8")
-
-
-def seconds(value: float | None) -> str:
-    """A latency for people: three digits, ms below a second; an unsupported one says so."""
-    if value is None:
-        return "n too small"
-    if value == float("inf"):
-        return "unfinished"
-    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"

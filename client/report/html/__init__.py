@@ -1,1 +1,0 @@
-"""Pages and charts, independent of what they show."""

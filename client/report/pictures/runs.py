@@ -1,0 +1,140 @@
+"""Pictures of a comparison: latency of requests by size, throughput and latency over the loads.
+
+Draws what analysis and records hold; computes nothing new but medians of what it draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from client.analysis.comparison.summary import Point, names_of, planned, tail_of
+from client.analysis.figures import Figure
+from client.analysis.gates import SATURATED, VALID
+from client.analysis.statistics import Floats, Interval
+from client.load.records import Outcome
+from client.report.pictures.drawing import Picture, drawn, in_seconds, named
+
+_KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
+_OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")
+_DRAWN = 600  # points of one system in one picture; more would only make the file larger
+_SINCE = "from the intended time"
+
+
+def colour(name: str, names: Sequence[str]) -> str:
+    """A system's colour, the same in every picture."""
+    others = [n for n in names if n not in _KNOWN]
+    return _KNOWN.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]
+
+
+def e2e_s(o: Outcome) -> float:
+    """To the end of the response; of a request without one, as long as it had waited."""
+    ended = o.end_s if o.ok and o.end_s is not None else None
+    return ended - o.origin_s if ended is not None else max(o.left_s - o.origin_s, 1e-4)
+
+
+def sizes(points: Sequence[Point], load: float) -> Picture:
+    """The original's figure: latency against requested tokens, a line through the medians; the
+    requests of all seeds. Triangles were cut, and would have taken longer."""
+    names = names_of(points)
+    asked = {
+        p.system: [o for r in planned(p.runs) for o in r.run.outcomes]
+        for p in points
+        if p.load == load
+    }
+    done = {name: [o for o in outcomes if o.ok] for name, outcomes in asked.items()}
+    title = f"Latency by requested tokens, load {load:g}"
+
+    def panel(axes: Axes) -> None:
+        named(axes, title, "requested tokens", f"end of the response, {_SINCE}")
+        axes.set_yscale("log")
+        for name, outcomes in asked.items():
+            shade = colour(name, names)
+            shown = outcomes[:: math.ceil(len(outcomes) / _DRAWN) or 1]
+            for marker, kind in (
+                ("o", [o for o in shown if o.ok]), ("^", [o for o in shown if o.unfinished])
+            ):  # fmt: skip
+                at = [o.requested_tokens for o in kind], [e2e_s(o) for o in kind]
+                size = 9 if marker == "o" else 24
+                axes.scatter(*at, s=size, color=shade, marker=marker, alpha=0.5)
+            if ended := done[name]:
+                x = np.array([o.requested_tokens for o in ended], dtype=np.float64)
+                at_x, low, middle, high = _quartiles(x, np.array([e2e_s(o) for o in ended]))
+                axes.plot(at_x, middle, color=shade, label=name)
+                axes.fill_between(at_x, low, high, color=shade, alpha=0.16, lw=0)
+        in_seconds(axes.yaxis)
+        if any(done.values()):
+            axes.legend()
+
+    return drawn(title, panel)
+
+
+def _quartiles(x: Floats, y: Floats) -> Floats:
+    """Mean size and quartiles of the latency, of up to ten groups of equal numbers, as columns."""
+    parts = np.array_split(np.argsort(x, kind="stable"), max(1, min(10, x.size // 8)))
+    return np.array([[x[p].mean(), *np.quantile(y[p], (0.25, 0.5, 0.75))] for p in parts]).T
+
+
+def throughput(points: Sequence[Point]) -> Picture:
+    """Output tokens a second over the offered load, with the intervals over seeds."""
+
+    def panel(axes: Axes) -> None:
+        named(axes, "Throughput", "", "output tokens a second")
+        _over_loads(axes, points, [(p, p.throughput) for p in points])
+        # two seeds can give an interval that would flatten everything else; it is cut
+        axes.set_ylim(0, 1.25 * max(p.throughput.value for p in points) or None)
+
+    return drawn("Throughput over the load", panel)
+
+
+def latency(points: Sequence[Point], figure: Figure) -> Picture:
+    """The median over the offered load, shaded up to the tail that n supports."""
+    tail = tail_of([p.latencies[figure.key].size for p in points])
+    found = [
+        (p, Interval(median, median, p.latency(figure.key, tail)))
+        for p in points
+        if p.usable and (median := p.latency(figure.key, 50)) is not None
+    ]
+    title = f"{figure.name}, median, shaded up to p{tail:g}"
+
+    def panel(axes: Axes) -> None:
+        named(axes, title, "", _SINCE)
+        axes.set_yscale("log")
+        _over_loads(axes, points, found)
+        in_seconds(axes.yaxis)
+
+    return drawn(f"{title}, over the load", panel)
+
+
+def _over_loads(
+    axes: Axes, points: Sequence[Point], found: Sequence[tuple[Point, Interval]]
+) -> None:
+    """A line and a shade a system. Hollow: saturated; a cross: not usable, beside the line; a
+    triangle at the top: more than half were cut."""
+    loads = sorted({p.load for p in points})
+    axes.set_xscale("log")
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(f"offered load (1 = {points[0].offered / points[0].load:.3g} requests/s)")
+    for name in (names := names_of(points)):
+        shade = colour(name, names)
+        line = [(p.load, f) for p, f in found if p.system == name and p.usable]
+        known = [(x, f) for x, f in line if math.isfinite(f.value)]
+        axes.plot([x for x, _ in known], [f.value for _, f in known], color=shade, label=name)
+        sure = [(x, f.low, f.high) for x, f in known if f.low is not None and f.high is not None]
+        sure = [edges for edges in sure if math.isfinite(edges[2])]
+        if sure:
+            x, low, high = zip(*sure, strict=True)
+            axes.fill_between(x, low, high, color=shade, alpha=0.16, lw=0)
+    for p, of in found:
+        shade, top = colour(p.system, names), math.isinf(of.value)
+        axes.plot(
+            [p.load], [0.98 if top else of.value],
+            "^" if top else "o" if p.usable else "x",
+            color=shade, markerfacecolor=shade if p.verdict == VALID else "white",
+            transform=axes.get_xaxis_transform() if top else axes.transData,
+        )  # fmt: skip
+    axes.legend(title="hollow: saturated" if any(p.verdict == SATURATED for p in points) else None)
