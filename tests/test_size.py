@@ -20,8 +20,8 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9973,
-    "benchmarks": 5988,
-    "client": 10968,
+    "benchmarks": 5987,
+    "client": 9324,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
@@ -29,14 +29,14 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 32806,
+    "tests": 32508,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
 SHORT_FILES = 54
 LONG_FUNCTIONS = 15
-REPEATED_CLASS_NAMES = 59  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
 
 
 @functools.cache
