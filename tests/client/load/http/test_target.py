@@ -91,7 +91,8 @@ def test_tokens_spread_over_events_are_all_there_and_the_first_is_in_the_first(
 
 def test_counts_in_every_event_are_used_as_they_are() -> None:
     events, stated = [(1.0, 1), (2.0, 1), (3.0, 1)], [(1.0, 2), (2.0, 2), (3.0, 7), (4.0, 7)]
-    assert counted(events, stated, 7) == ([(1.0, 2), (3.0, 5)], 0)
+    for told in (stated, stated[:-1]):  # some servers state the last one again
+        assert counted(events, told, 7) == ([(1.0, 2), (3.0, 5)], 0)
 
 
 def test_the_query_goes_into_every_body_as_json() -> None:
