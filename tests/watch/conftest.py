@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -14,7 +13,6 @@ from tests.support.process import Server, serving
 
 EVIL = "evil.example"  # the browser resolves it to this machine
 KEY = "sesame"
-VIEWERS = 4
 
 
 @pytest.fixture(scope="package")  # it occupies the thread's event loop, which others need
@@ -48,7 +46,6 @@ def strict_page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options: dict[str, Any] = {"api_key": KEY, "watch_viewers": VIEWERS}
     folder, model = tmp_path_factory.mktemp("locked"), {STEP_S: 0.002, ENDLESS: 1}
-    with serving(folder, hash_model=model, **options) as server:
+    with serving(folder, hash_model=model, api_key=KEY) as server:
         yield server

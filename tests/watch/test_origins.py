@@ -98,9 +98,6 @@ def test_the_page_asks_before_it_contacts_another_server_and_keeps_its_key_from_
     eventually(lambda: stranger.headers[-1].get("authorization") == sent, "its own key")
     assert KEY not in str((stranger.headers, stranger.paths, stranger.bodies))
     strict_page.wait_for_selector("#state.ok")  # its own server still gets its own
-    strict_page.select_option("#modes-source", "servers")
-    strict_page.wait_for_selector("#others:not([hidden])")  # since the stranger has failed
-    assert stranger.url in strict_page.inner_text("#verdict")
 
 
 @pytest.mark.parametrize(

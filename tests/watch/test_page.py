@@ -122,15 +122,6 @@ def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, watch
     )
 
 
-def test_residents_that_pause_have_rows_beyond_the_batch_limit(page: Page, watched: Server) -> None:
-    opened(page, watched, "live")
-    assert page.inner_text("#what").endswith("up to 2 rows an iteration")
-    wanted = [{"prompt": "x", "num_tokens": 400, "after_s": 0} for _ in range(6)]
-    page.evaluate("wanted => watch.room.send(wanted)", wanted)
-    page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
-    assert page.evaluate("watch.tracks.limit") == 2
-
-
 def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(
     page: Page, watched: Server
 ) -> None:

@@ -127,14 +127,6 @@ def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -
     assert [s.request.id for s in policy.plan(shown).advance] == [6, 1, 5]
 
 
-def test_a_newcomer_that_does_not_fit_delays_no_resident() -> None:
-    urgent = Shown(5, max_tokens=900, service_class="deferred", deadline_s=1.0)
-    shown = view([urgent], [deferred(1), deferred(2)], used=24, budget=100)
-    policy = Budget(Orca(), Law())
-    carried_out(policy, shown)
-    assert [step.request.id for step in policy.plan(shown).advance] == [1, 2]
-
-
 def test_if_nothing_fits_the_minimum_grants_one_row_every_100_iterations() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
     policy = Budget(Orca(), Law(), factor=1.0)
