@@ -25,7 +25,7 @@ PROCESSES = {
     "runtime": ["tests/runtime/test_shards.py", "tests/model_server"],
     "models": ["tests/models/test_fetch.py", "tests/model_server"],
     **{package: ["tests/server/apis", *LIFE] for package in ("text", "api")},
-    "deferred": ["tests/deferred/store/test_killed.py", "tests/server/test_batches.py"],
+    "deferred": ["tests/server/test_batches.py"],
     "router": ["tests/router/http"],
 }
 MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}

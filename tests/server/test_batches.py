@@ -6,6 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import openai
@@ -56,17 +59,46 @@ def require_whole(client: OpenAI, batch_id: str, total: int) -> None:
     assert files == {batch.input_file_id, batch.output_file_id}
 
 
-def test_a_job_whose_server_is_killed_is_answered_once(tmp_path: Path) -> None:
-    """Where the store is killed in its steps, tests/deferred/store/test_killed.py does it."""
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(folder / "data" / "jobs.db")) as jobs, jobs:
+        yield jobs
+
+
+def test_a_job_whose_server_is_killed_amid_its_lines_and_its_files_is_answered_once(
+    tmp_path: Path,
+) -> None:
+    """Who writes a piece of a file is not done with it before it is killed."""
     total, port = 100, free_port()
-    with serving(tmp_path, "dynamic", STEPS, port=port, max_batch_size=4) as server:
+
+    def served() -> AbstractContextManager[Server]:
+        return serving(tmp_path, "dynamic", STEPS, port=port, max_batch_size=4)
+
+    with served() as server:
         lines = [line(number, max_tokens=TOKENS) for number in range(total - 1)]
         lines.append(line(total - 1, max_tokens=LONG_TOKENS, ignore_eos=True))
         batch_id = submitted(official(server), lines).id
         batch = reached(official(server), batch_id, lambda batch: done(batch) >= 30, "30 answers")
         kill(server)
         assert batch.status not in FINAL
-    with serving(tmp_path, "dynamic", STEPS, port=port, max_batch_size=4) as server:
+    with changing(tmp_path) as jobs:
+        jobs.execute(
+            "CREATE VIEW endless AS WITH RECURSIVE numbers(n) AS "
+            "(SELECT 1 UNION ALL SELECT n + 1 FROM numbers) SELECT n FROM numbers"
+        )
+        jobs.execute(
+            "CREATE TRIGGER hold BEFORE INSERT ON file_chunks "
+            "BEGIN SELECT count(*) FROM endless; END"
+        )
+    with served() as server:
+        client = official(server)
+        batch = reached(client, batch_id, lambda batch: batch.status == "finalizing", "its files")
+        kill(server)
+        assert batch.status not in FINAL
+    with changing(tmp_path) as jobs:
+        jobs.execute("DROP TRIGGER hold")
+        jobs.execute("DROP VIEW endless")
+    with served() as server:
         require_whole(official(server), batch_id, total)
 
 
