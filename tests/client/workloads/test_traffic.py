@@ -94,6 +94,8 @@ def test_a_request_that_follows_a_later_one_is_refused(tmp_path: Path) -> None:
     write_workload(work, tmp_path / "w")
     text = (tmp_path / "w").read_text()
     earlier = next(r.after for r in work.requests if r.after is not None)
-    (tmp_path / "w").write_text(text.replace(f'"after": {earlier}', '"after": 9999', 1))
-    with pytest.raises(WorkloadError, match="after"):
-        read_workload(tmp_path / "w")
+    for later in (earlier + 1, 9999):  # the request itself, and one that there is not
+        changed = text.replace(f'"after": {earlier}', f'"after": {later}', 1)
+        (tmp_path / "w").write_text(changed)
+        with pytest.raises(WorkloadError, match="after is the number of an earlier request"):
+            read_workload(tmp_path / "w")
