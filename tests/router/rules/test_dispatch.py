@@ -36,6 +36,34 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
+def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1, 1))
+    first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))
+    dispatcher.release(first, Outcome.FAILURE, 3.0)  # the younger one takes its place
+    assert dispatcher.may_retry(first, 3.0)
+    youngest = dispatcher.arrive("m", 4.0)
+    dispatcher.retry(first, 5.0)
+    decided.clear()
+    dispatcher.release(second, Outcome.SUCCESS, 6.0)
+    assert decided == [first]
+    assert at(first).url == "http://u1:1"
+    assert younger.state is State.PLACED
+    assert youngest.state is State.WAITING
+
+
+def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
+    first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
+    waiting = dispatcher.arrive("m", 0.0)
+    other = dispatcher.arrive("m", 0.0)
+    dispatcher.release(first, Outcome.FAILURE, 1.0)
+    dispatcher.retry(first, 1.0)
+    dispatcher.release(waiting, Outcome.SUCCESS, 2.0)
+    assert at(other).url == "http://u0:1"
+    assert first.state is State.WAITING
+    assert second.state is State.PLACED
+
+
 def test_a_spent_retry_budget_ends_retries() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1000, 1000))
     retried = 0
