@@ -201,6 +201,8 @@ class World:
         counts = self.manager.counts
         assert 0 <= self.memory.used <= self.memory.num_blocks
         assert (self.memory.used > 0) == (counts["running"] > 0)
+        blocks = self.memory.used + self.memory.cached + len(self.memory._free)
+        assert blocks == self.memory.num_blocks
         assert self.model.breaches == []
         ended = sum(inference.recorded for inference in self.submitted)
         assert len(self.books.requests) == ended
