@@ -109,7 +109,8 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
     snapshots = [kept / "snapshots" / commit for commit in commits]
     for snapshot in snapshots:
         snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text("{}")
+        for name in ("config.json", "model.safetensors"):
+            (snapshot / name).touch()
     refs = kept / "refs"
     refs.mkdir()
     for name, commit in zip(("main", "v2"), commits, strict=True):
