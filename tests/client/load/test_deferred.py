@@ -82,9 +82,10 @@ def test_a_job_outlasts_a_bad_time_and_a_refusal_ends_it(
     """The server answers with these states, the last for ever."""
     monkeypatch.setattr(deferred, "POLL_S", 0.001)
     monkeypatch.setattr(deferred, "RETRIES", deferred.RETRIES.new(backoff_factor=0))
-    scripts = {POLL: polls, CANCEL: cancels}
+    scripts, heard = {POLL: polls, CANCEL: cancels}, set[str]()
 
     def answer(asked: str, _: bytes) -> tuple[int, object]:
+        heard.add(asked)
         script = scripts.get(asked, [(200, "validating")])
         status, state = script.pop(0) if len(script) > 1 else script[0]
         return status, {"id": "b", "status": state, "request_counts": {"completed": 9}}
@@ -94,5 +95,6 @@ def test_a_job_outlasts_a_bad_time_and_a_refusal_ends_it(
         job.start()
         found = job.end(cancel=bool(cancels))
     assert (found.status, found.window) == (ended, "24h"), "none of them has a deadline"
+    assert (CANCEL in heard) == bool(cancels)
     assert (found.error is None) == (ended != "lost")
     assert found.completed == (0 if ended == "lost" else 9)
