@@ -35,6 +35,12 @@ def test_the_service_gap_counts_prompts_once_and_generated_tokens_twice() -> Non
     assert value("service_gap", run) == 23
 
 
+def test_service_before_the_first_quarter_of_the_sends_does_not_count() -> None:
+    early, late = outcome(0, at=0.5, first=0.1, tokens=10), outcome(1, at=2.6, first=50.0)
+    run = asking([early, late], {"user": "a"}, {"user": "b"})
+    assert value("service_gap", run) == 2  # at least a token, since a ratio of 0 says nothing
+
+
 @pytest.mark.parametrize(
     ("signals", "met"),
     [
