@@ -36,6 +36,65 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
+def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
+    states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+    states = [dispatcher.arrive("m", 1.0).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+
+
+def test_a_request_goes_to_the_one_upstream_that_keeps_what_it_continues() -> None:
+    fleet = fleet_of(1, 1)
+    first, second = fleet
+    dispatcher, decided = dispatcher_over(fleet)
+    running = dispatcher.arrive("m", 0.0, only=second)
+    assert at(running) is second
+    bound, other = dispatcher.arrive("m", 1.0, only=second), dispatcher.arrive("m", 2.0)
+    assert bound.state is State.WAITING
+    assert at(other) is first, "it waits behind no request that is bound elsewhere"
+    dispatcher.release(running, Outcome.FAILURE, 3.0)
+    assert not dispatcher.may_retry(running, 3.0)
+    assert decided == [bound]
+    assert at(bound) is second
+    second.draining = True
+    refused = dispatcher.arrive("m", 4.0, only=second)
+    assert refused.refusal is Refusal.UNAVAILABLE
+
+
+def test_retry_after_pauses_an_upstream_and_time_alone_serves_the_queue() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(2))
+    request = dispatcher.arrive("m", 0.0)
+    dispatcher.release(request, Outcome.BUSY, 1.0, pause_s=3.0)
+    waiting = dispatcher.arrive("m", 2.0)
+    assert waiting.state is State.WAITING
+    assert dispatcher.next_tick(2.0) == 4.0
+    dispatcher.tick(4.0)
+    assert decided == [waiting]
+
+
+def test_before_the_first_probes_end_an_unknown_model_waits_and_after_them_it_is_refused() -> None:
+    fleet = Fleet()
+    upstream = fleet.add(Spec("http://late:1", 1), "test")
+    dispatcher, decided = dispatcher_over(fleet)
+    early, other = dispatcher.arrive("m", 0.0), dispatcher.arrive("none", 0.0)
+    assert early.state is State.WAITING
+    upstream.probe_succeeded({"m": b"{}"}, 0.01)
+    dispatcher.tick(1.0)
+    assert at(early) is upstream
+    assert other.refusal is Refusal.UNKNOWN_MODEL
+    assert set(decided) == {early, other}
+    assert dispatcher.arrive("none", 2.0).refusal is Refusal.UNKNOWN_MODEL
+
+
+def test_what_changes_a_server_is_sent_again_only_where_none_was_reached() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
+    for outcome in (Outcome.UNREACHABLE, Outcome.FAILURE, Outcome.BUSY):
+        request = dispatcher.arrive("m", 0.0, repeatable=False)
+        dispatcher.release(request, outcome, 0.0)
+        assert dispatcher.may_retry(request, 0.0) is (outcome is Outcome.UNREACHABLE)
+
+
 def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
     dispatcher, decided = dispatcher_over(fleet_of(1, 1))
     first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))
