@@ -154,6 +154,14 @@ def test_timeout_bounds_the_wait_for_a_place_and_wait_for_the_wait_for_a_live_up
     assert waiting.refusal is refusal
 
 
+def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None:
+    fleet = Fleet()
+    fleet.add(Spec("http://late:1", 1), "test")
+    dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=3))
+    refusals = [dispatcher.arrive(f"m{i}", 0.0).refusal for i in range(5)]
+    assert refusals == [None] * 3 + [Refusal.QUEUE_FULL] * 2
+
+
 def test_a_place_cannot_be_given_back_twice() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1))
     request = dispatcher.arrive("m", 0.0)
