@@ -1,5 +1,5 @@
 """What the engine keeps of requests: the queue between its threads, the learnt lengths, and the
-blocks of a rectangle. Those of single sequences are checked by what the hash model finds there."""
+blocks of a rectangle."""
 
 from __future__ import annotations
 
