@@ -33,10 +33,7 @@ runpy.run_path("benchmarks/gpu.py", run_name="__main__")
 BARE = HIDDEN + RUN
 
 
-def run(
-    arguments: Sequence[str], cache: Path, *, code: str = BARE
-) -> tuple[list[Point], list[str]]:
-    """What it found, and what it printed."""
+def run(arguments: Sequence[str], cache: Path, *, code: str = BARE) -> list[Point]:
     out = cache / "out"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--tiny", "--device", "cpu", "--out", str(out)],
@@ -49,7 +46,7 @@ def run(
     assert done.returncode == 0, done.stderr
     points = list(read(out / "points.jsonl"))
     assert done.stdout.endswith(tables(points) + "\n")
-    return points, done.stdout.splitlines()
+    return points
 
 
 def left_out(points: Sequence[Point]) -> dict[str, str]:
@@ -57,32 +54,22 @@ def left_out(points: Sequence[Point]) -> dict[str, str]:
     return {str(row["what"]): str(row["why"]) for row in found}
 
 
-def begun(printed: Sequence[str]) -> list[str]:
-    """The parts, in their order."""
-    return [line.split(" s: ")[1] for line in printed if " s: " in line[:9]]
-
-
 NO_TRITON = f"import sys\nsys.modules['triton'] = None\n{BARE}"
 
 
 def test_both_calls_run_from_a_bare_checkout_and_without_triton(tmp_path: Path) -> None:
     parts = ["device", "networks", "decodes of llama-3.2-1b"]
-    points, printed = run(["A", "--parts", *parts], tmp_path, code=NO_TRITON)
+    points = run(["A", "--parts", *parts], tmp_path, code=NO_TRITON)
     assert not left_out(points)
-    assert begun(printed) == parts
     first = next(p.row for p in points if p.table == "checks")
     assert str(first["found"]).startswith("ModuleNotFoundError")
     judged = [p.row for p in points if p.table.startswith("tokens beside")]
-    assert [row["way"] for row in judged] == 2 * [
-        "eager",
-        "eager, lookahead",
-        "drafts",
-        "plain torch",
-    ]
+    ways = ["eager", "eager, lookahead", "drafts", "plain torch"]
+    assert [row["way"] for row in judged] == 2 * ways
     assert {row["not the best"] for row in judged} == {0}
     (step,) = [p.row for p in points if p.table.startswith("decode steps")]
     assert isinstance(step["served, lookahead"], float)
-    points, _ = run(["B", "--parts", "mixed", "memcheck"], tmp_path / "B", code=NO_TRITON)
+    points = run(["B", "--parts", "mixed", "memcheck"], tmp_path / "B", code=NO_TRITON)
     assert set(left_out(points)) <= {"memcheck"}  # its tool is a part of CUDA's
     sides = [
         (p.row["mode"], p.row["lookahead"]) for p in points if p.table.startswith("modes, mixed")
@@ -98,17 +85,16 @@ WHOLE = ["device", "self-checks", "networks", "decodes of llama-3.2-1b", "attent
     "parts", [["device", "attention"], pytest.param(WHOLE, marks=pytest.mark.long)], ids=len
 )
 def test_the_kernels_agree_under_the_interpreter(parts: list[str], tmp_path: Path) -> None:
-    points, _ = run(["A", "--parts", *parts], tmp_path)
+    points = run(["A", "--parts", *parts], tmp_path)
     assert not left_out(points)
     assert {p.row["found"] for p in points if p.table == "checks"} == {"agrees"}
     judged = [p.row for p in points if p.table == "tokens beside a plain network in float32"]
     assert {row["not the best"] for row in judged} <= {0}
-    assert {row.get("at temperature 1", 0) for row in judged} <= {0}
 
 
 @pytest.mark.long
 def test_no_stream_is_lost_over_http(tmp_path: Path) -> None:
-    points, _ = run(["B", "--parts", "http", "equal"], tmp_path, code=RUN)
+    points = run(["B", "--parts", "http", "equal"], tmp_path, code=RUN)
     over_http = {p.row["mode"]: p.row["lost"] for p in points if p.table.startswith("over HTTP")}
     assert over_http == {"dynamic": 0, "launcher": 0}
 
@@ -131,23 +117,18 @@ gpu.main()
 
 
 def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
-    points, _ = run(["A"], tmp_path, code=TROUBLE)
+    points = run(["A"], tmp_path, code=TROUBLE)
     assert left_out(points) == {
         "hangs": "not done after 3 s",
         "crashes": "ended with status -9",
         "fails": "ZeroDivisionError: division by zero",
     }
-    assert [p.table for p in points if p.table != "left out"] == [
-        *("machine", "found", "checks", "the device"),
+    assert [p.table for p in points if p.table in ("found", "the device")] == [
+        "found",
+        "the device",
     ]
 
 
-def test_what_is_not_done_or_not_there_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_done_in_time_is_named(tmp_path: Path) -> None:
     main(["A", "--seconds", "0", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
-    points = list(read(tmp_path / "points.jsonl"))
-    assert set(left_out(points).values()) == {"no time left"}
-    with pytest.raises(SystemExit):
-        main(["A", "--parts", "prefil"])
-    assert "no part 'prefil' in call A; allowed: device, " in capsys.readouterr().err
+    assert set(left_out(list(read(tmp_path / "points.jsonl"))).values()) == {"no time left"}

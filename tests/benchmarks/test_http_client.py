@@ -54,7 +54,6 @@ def test_a_whole_stream_counts_with_the_tokens_of_its_usage_wherever_it_is_cut()
         [HEAD + chunk(EVENT)],  # broken off
         [HEAD + chunk(EVENT) + chunk(USAGE) + END],  # ended, and not done
         [b"HTTP/1.1 429 TOO MANY REQUESTS\r\nContent-Length: 2\r\n\r\n{}"],
-        [],
     ],
 )
 def test_a_stream_that_is_not_whole_is_lost(pieces: list[bytes]) -> None:

@@ -14,14 +14,6 @@ CONFIG = GPTConfig(vocab_size=11, context=16, n_layer=2, n_head=2, n_embd=4)
 PROMPT = Pass(tokens=3, drawn=1, cached=3, pairs=1 + 2 + 3)
 
 
-def test_a_part_of_a_prompt_that_draws_nothing_reads_no_head_and_half_of_the_last_block() -> None:
-    silent, drawing = (bytes_of(Pass(3, drawn, 3, 6), CONFIG, "float32") for drawn in (False, True))
-    last = GPT(CONFIG).blocks[-1]
-    unread = [p for name, p in last.named_parameters() if not name.startswith(("ln_1", "qkv"))]
-    head = CONFIG.vocab_size * CONFIG.n_embd
-    assert drawing - silent == 4 * (head + sum(p.numel() for p in unread))
-
-
 def test_operations_are_those_that_torch_counts() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -17,7 +17,4 @@ def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
     jobs = offline_work(model.vocab_size, 3)
     work = [Job(job.prompt, 8 + 4 * i) for i, job in enumerate(jobs)]
     expected = run_bare(model, NoBatch(), "nobatch", work, 1).outputs
-    found, seconds = run_original(network, work)
-    assert found == expected
-    assert [len(output) for output in found] == [8, 12, 16]
-    assert seconds > 0
+    assert run_original(network, work)[0] == expected

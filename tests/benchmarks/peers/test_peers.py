@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.bare import Job
 from benchmarks.harness.turns import Ratio
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import results, work
-from benchmarks.peers.__main__ import chosen
 from client.experiment import Experiment, Found
 from models.gpt2 import GPTConfig
 
@@ -68,17 +66,3 @@ def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: P
     assert name == "ours / the best peer (fast in int8)"
     assert isinstance(best, Ratio)
     assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
-    assert best.drift == pytest.approx(1.5)
-
-
-def test_peers_are_chosen_with_some_of_their_precisions() -> None:
-    peers, with_nobatch = chosen(["llama.cpp=file,int8", "vLLM"])
-    assert [(peer.name, peer.dtypes) for peer in peers] == [
-        ("llama.cpp", ("file", "int8")),
-        ("vLLM", ("bfloat16", "float32", "int8")),
-    ]
-    assert not with_nobatch
-    assert chosen([results.NOBATCH]) == ([], True)
-    for unknown in ("vllm", "vLLM=q4_0"):
-        with pytest.raises(ArgumentTypeError, match="allowed: "):
-            chosen([unknown])
