@@ -57,7 +57,7 @@ def left_out(points: Sequence[Point]) -> dict[str, str]:
 NO_TRITON = f"import sys\nsys.modules['triton'] = None\n{BARE}"
 
 
-def test_both_calls_run_from_a_bare_checkout_and_without_triton(tmp_path: Path) -> None:
+def test_the_first_call_runs_from_a_bare_checkout_and_without_triton(tmp_path: Path) -> None:
     parts = ["device", "networks", "decodes of llama-3.2-1b"]
     points = run(["A", "--parts", *parts], tmp_path, code=NO_TRITON)
     assert not left_out(points)
@@ -69,7 +69,10 @@ def test_both_calls_run_from_a_bare_checkout_and_without_triton(tmp_path: Path) 
     assert {row["not the best"] for row in judged} == {0}
     (step,) = [p.row for p in points if p.table.startswith("decode steps")]
     assert isinstance(step["served, lookahead"], float)
-    points = run(["B", "--parts", "mixed", "memcheck"], tmp_path / "B", code=NO_TRITON)
+
+
+def test_the_second_call_runs_from_a_bare_checkout(tmp_path: Path) -> None:
+    points = run(["B", "--parts", "mixed", "memcheck"], tmp_path)
     assert set(left_out(points)) <= {"memcheck"}  # its tool is a part of CUDA's
     sides = [
         (p.row["mode"], p.row["lookahead"]) for p in points if p.table.startswith("modes, mixed")
