@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 32778,
+    "tests": 32684,
     "text": 2035,
     "others": 8052,
 }
 PRODUCT_LINES = 41655  # all but tests, benchmarks and client
-SHORT_FILES = 54
+SHORT_FILES = 53
 LONG_FUNCTIONS = 15
 REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
 
