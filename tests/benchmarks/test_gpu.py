@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import main
 from benchmarks.on_gpu.points import Point, read, tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,8 +129,3 @@ def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: P
         "found",
         "the device",
     ]
-
-
-def test_what_is_not_done_in_time_is_named(tmp_path: Path) -> None:
-    main(["A", "--seconds", "0", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
-    assert set(left_out(list(read(tmp_path / "points.jsonl"))).values()) == {"no time left"}
