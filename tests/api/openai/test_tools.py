@@ -212,11 +212,12 @@ def test_templates_get_objects_whatever_a_model_wrote(tmp_path: Path) -> None:
 
 def test_a_refusal_in_a_history_is_the_assistants_text(says: Says) -> None:
     """As OpenAI's API returns it, and as SDKs dump it."""
-    for fields in (
+    shapes: list[Json] = [
         {"content": None, "refusal": "No."},
         {"content": [{"type": "refusal", "refusal": "No."}]},
         {"content": "No.", "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
-    ):
+    ]
+    for fields in shapes:
         messages = [USER, {"role": "assistant", **fields}, USER]
         told = says("x").post("/chat_tokenize", json={"messages": messages}).get_json()
         assert "Assistant: No.\nUser: x" in told["templated_text"]

@@ -209,7 +209,7 @@ def test_under_nohup_a_server_outlives_its_terminal(tmp_path: Path) -> None:
         assert len(before) == 2
 
 
-CALLS = ((NATIVE, {}), (OPENAI[0], {"n": 2}), (OPENAI[1], {"stream": True}), (TGI, {}))
+CALLS: Any = ((NATIVE, {}), (OPENAI[0], {"n": 2}), (OPENAI[1], {"stream": True}), (TGI, {}))
 
 
 def test_a_server_that_hangs_tells_its_clients_and_ends(tmp_path: Path) -> None:
