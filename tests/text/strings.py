@@ -1,9 +1,14 @@
 """Mixed strings for comparing tokenizers: words, numbers, spaces, line ends, scripts, emoji and
-special tokens, in any order, and code."""
+special tokens, in any order, and code; and what reading them costs, as a count."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
 
 # what tokenizers differ in, by hand
 CHOSEN = [
@@ -57,3 +62,19 @@ def mixed(count: int, seed: int) -> list[str]:
     return [
         "".join(draw.choice(_PARTS)(draw) for _ in range(draw.randint(1, 20))) for _ in range(count)
     ]
+
+
+@contextlib.contextmanager
+def c_calls(of: type = object) -> Iterator[Counter[str]]:
+    """Counts the calls of functions written in C, of objects of this type or of any."""
+    counts: Counter[str] = Counter()
+
+    def note(_frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and isinstance(getattr(called, "__self__", None), of):
+            counts[getattr(called, "__name__", "")] += 1
+
+    sys.setprofile(note)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.hash_app import byte_tokenizer
+from tests.text.strings import c_calls
 from text.stops import StopFinder, Stops
 from text.tokenizer import Tokenizer, longest_of
 
@@ -46,6 +50,18 @@ def test_a_stop_string_is_found_with_its_last_character_and_nothing_else_is_held
             assert not held or any(stop.startswith(held) and stop != held for stop in stops)
 
 
+def test_each_character_is_looked_at_once_or_twice() -> None:
+    """Whatever is held back, and however often a stop string nearly comes."""
+    stops = Stops([" " * 1000 + "!", " " * 999 + "ab", "?" * 1000])
+    finder = StopFinder(stops)
+    text = (" " * 1500 + "?" * 500 + " a") * 4
+    with c_calls() as called:
+        for start in range(0, len(text), 4):
+            finder.push(text[start : start + 4])
+    states = len(stops.begun)  # each is made once
+    assert len(text) <= called["get"] <= 2 * (len(text) + states)
+
+
 def test_long_stop_strings_cost_nothing_before_they_come() -> None:
     stops = Stops([chr(65 + i) * 1023 + "!" for i in range(16)])
     StopFinder(stops).push("the text has none of them: BB")
@@ -79,3 +95,25 @@ def test_the_longest_name_is_found_at_the_first_place(names: list[str], text: st
     first = min(places, key=lambda place: (place[0], -len(place[1])), default=None)
     found = re.search(longest_of(sorted(set(names))), text)
     assert first == (None if found is None else (found.start(), found[0]))
+
+
+def test_the_search_for_names_takes_one_branch_a_character() -> None:
+    """Gemma's files have 6,242 control tokens of this form."""
+    names = ["[multimodal]", "<bos>", "<start_of_turn>", *(f"<unused{i}>" for i in range(6242))]
+    parser = importlib.import_module("re._parser")
+
+    def branches(parsed: Iterable[Any]) -> Iterator[Any]:
+        for operation, argument in parsed:
+            if str(operation) == "BRANCH":
+                yield argument[1]
+            for inner in argument if isinstance(argument, tuple) else ():
+                inners = inner if isinstance(inner, list) else [inner]
+                for one in inners:
+                    if isinstance(one, parser.SubPattern):
+                        yield from branches(one)
+
+    found = list(branches(parser.parse(longest_of(sorted(names)))))
+    assert found
+    for alternatives in found:
+        firsts = [alternative[0] for alternative in alternatives]
+        assert len({str(first) for first in firsts}) == len(firsts) <= 11

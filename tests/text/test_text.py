@@ -17,6 +17,7 @@ from transformers import GPT2Tokenizer
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
 from tests.support.hash_app import byte_tokenizer
+from tests.text.strings import c_calls
 from text.tokenizer import Detokenizer, EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -99,6 +100,14 @@ def test_a_text_has_the_least_tokens_that_its_length_allows(
         assert one.least_tokens(text) <= tokens
         for part in (one.head(text, most), one.tail(text, most)):
             assert len(one.encode(part)) >= min(most, tokens)
+
+
+def test_encoding_releases_the_interpreters_lock(tokenizer: Tokenizer) -> None:
+    """`encode` of the hub's library holds it."""
+    with c_calls(HubTokenizer) as called:
+        tokenizer.encode("a text")
+        tokenizer.encode_template(f"{END_OF_TEXT}a text")
+    assert set(called) <= {"encode_batch_fast"}
 
 
 def test_special_tokens_in_a_text_are_plain_text(tokenizer: Tokenizer) -> None:
