@@ -30,9 +30,10 @@ def client(path: Path) -> list[Process]:
 def _client(run: Line) -> Process:
     slices = []
     for outcome in run["outcomes"]:
-        sent_us, left_us = outcome["sent_s"], outcome["left_s"]  # the file is in microseconds
+        sent_us, left_us = _us(outcome["sent_s"]), _us(outcome["left_s"])
         parts = []
-        if (first_us := outcome["first_s"]) is not None:
+        if outcome["first_s"] is not None:
+            first_us = _us(outcome["first_s"])
             parts = [Slice(sent_us, first_us, "until the first token")]
             parts += [Slice(first_us, left_us, "tokens come")]
         id = f"{run['name']}/{outcome['index']}"  # as Run.request_id of the client has it
@@ -41,8 +42,8 @@ def _client(run: Line) -> Process:
             "tokens": outcome["output_tokens"] or 0,
             "end": outcome["failure"] or "complete",
         }
-        if (intended_us := outcome["intended_s"]) is not None:
-            notes["sent late, µs"] = outcome["sent_s"] - intended_us
+        if outcome["intended_s"] is not None:
+            notes["sent late, µs"] = sent_us - _us(outcome["intended_s"])
         name = f"request {outcome['index']}"
         slices.append(Slice(sent_us, left_us, name, notes, (id,), parts))
     changes = itertools.accumulate(

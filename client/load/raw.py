@@ -23,14 +23,13 @@ class RawError(ValueError):
 
 
 def write_raw(folder: Path, runs: Iterable[tuple[dict[str, Any], Run]]) -> None:
-    """Each run with further facts about it, which must be JSON. An outcome is the list of its
-    fields in order."""
+    """Each run with further facts about it, which must be JSON."""
     with gzip.GzipFile(folder / RUNS, "wb", mtime=0) as file:
         for about, run in runs:
             fields = {name: getattr(run, name) for name in Run.__slots__}
             fields["workload"] = run.workload.sha256
             fields["outcomes"] = [
-                [getattr(o, name) for name in Outcome.__slots__] for o in run.outcomes
+                {name: getattr(o, name) for name in Outcome.__slots__} for o in run.outcomes
             ]
             file.write(json.dumps({**about, "run": fields}).encode() + b"\n")
 
@@ -40,15 +39,14 @@ def read_raw(folder: Path) -> Iterator[tuple[dict[str, Any], Run]]:
     path = folder / RUNS
     files = [*folder.glob("workload.jsonl"), *sorted(folder.glob("workloads/*.jsonl"))]
     workloads = {w.sha256: w for w in map(read_workload, files)}
-    deliveries = Outcome.__slots__.index("deliveries")
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 about = json.loads(line)
                 run = about.pop("run")
                 for values in run["outcomes"]:
-                    values[deliveries] = tuple(map(tuple, values[deliveries]))
-                outcomes = tuple(Outcome(*values) for values in run["outcomes"])
+                    values["deliveries"] = tuple(map(tuple, values["deliveries"]))
+                outcomes = tuple(Outcome(**values) for values in run["outcomes"])
                 samples = tuple((at_s, n) for at_s, n in run["in_flight"])
                 workload = workloads[run["workload"]]
                 run |= {"workload": workload, "outcomes": outcomes, "in_flight": samples}
