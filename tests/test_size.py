@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 9973,
     "benchmarks": 5987,
-    "client": 9324,
+    "client": 9322,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
@@ -29,11 +29,11 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 32792,
+    "tests": 32794,
     "text": 2035,
-    "others": 8052,
+    "others": 8053,
 }
-PRODUCT_LINES = 41655  # all but tests, benchmarks and client
+PRODUCT_LINES = 41656  # all but tests, benchmarks and client
 SHORT_FILES = 53
 LONG_FUNCTIONS = 15
 REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
