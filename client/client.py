@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     load_dotenv(Path(__file__).resolve().parent / ".env")
+    end_as_ctrl_c()
     try:
         check(args)
         if args.self_test:
-            end_as_ctrl_c()
             return self_test(
                 as_json=args.json, workers=args.workers or 1, keep_alive=args.keep_alive
             )
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ServerError as error:  # of the self-test's own server
         say(f"error: {error}")
         return 1
-    except KeyboardInterrupt:  # of the self-test
+    except KeyboardInterrupt:
         say("interrupted")
         return 130
     try:
@@ -84,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkerError as error:
         say(f"error: {error}")
         return 1
+    except KeyboardInterrupt:  # outside the run, which keeps its records
+        say("interrupted")
+        return 130
 
 
 def _run(

@@ -64,7 +64,8 @@ class Crew:
         self._stopped = _FORKING.RawValue("b")
 
     def __enter__(self) -> Self:
-        self._workers = [self._forked(progress) for progress in self._progress]
+        for progress in self._progress:
+            self._workers.append(self._forked(progress))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,8 +78,8 @@ class Crew:
     def _forked(self, progress: Progress) -> _Worker:
         ours, its = _FORKING.Pipe()
         process = _FORKING.Process(
-            target=_serve, args=(its, self._cores, progress, self._stopped), name="client",
-            daemon=True,
+            target=_serve, name="client", daemon=True,
+            args=(its, [ours, *self._channels()], self._cores, progress, self._stopped),
         )  # fmt: skip
         with warnings.catch_warnings():
             # Python 3.12 warns if there are threads; the process waits for none of their locks
@@ -86,6 +87,9 @@ class Crew:
             process.start()
         its.close()
         return _Worker(process, ours)
+
+    def _channels(self) -> list[Connection]:
+        return [worker.channel for worker in self._workers]
 
     def play(
         self,
@@ -131,12 +135,22 @@ class Crew:
 
 
 def _serve(
-    channel: Connection, cores: Collection[int] | None, progress: Progress, stopped: Any
+    channel: Connection,
+    inherited: Sequence[Connection],
+    cores: Collection[int] | None,
+    progress: Progress,
+    stopped: Any,
 ) -> None:
-    """In the process, which hears of interrupts from its crew only. A client that waits for a core
-    measures itself, so it comes first where the system allows that; and the collector, which would
-    stop it for tens of milliseconds, is off, since a run makes no garbage cycles."""
+    """In the process, which hears of interrupts from its crew only, and ends with it, even if
+    it was killed: so it closes the crew's ends of channels, which it has ``inherited``.
+
+    A client that waits for a core measures itself, so it comes first where the system allows that;
+    and the collector, which would stop it for tens of milliseconds, is off, since a run makes no
+    garbage cycles."""
+    crew = os.getppid()
     os.setsid()
+    for end in inherited:
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -152,11 +166,14 @@ def _serve(
         start: float = channel.recv()
         return start
 
+    def ends() -> bool:
+        return bool(stopped.value) or os.getppid() != crew
+
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task: Callable[..., Run] = channel.recv()
             gc.collect()
-            run = task(begin=begin, progress=progress, stopped=lambda: bool(stopped.value))
+            run = task(begin=begin, progress=progress, stopped=ends)
             # the crew has the workload
             channel.send(replace(run, workload=replace(run.workload, requests=())))
 

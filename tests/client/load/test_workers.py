@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +17,13 @@ import pytest
 
 from client.load.http.exchange import Progress
 from client.load.http.target import Target
-from client.load.machine import divided
+from client.load.machine import ROOT, divided
 from client.load.records import Run
+from client.load.servers.stats import handled, stats
 from client.load.workers import Crew, Watcher, WorkerError
 from client.workloads.recipe import Recipe, make
 from tests.client.conftest import command, started
+from tests.support.process import eventually
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,26 @@ def test_interrupts_of_the_client_end_the_run_and_keep_its_records(target: Targe
         signal.signal(signal.SIGINT, before)
     assert run.interrupted
     assert 5 <= len(run.outcomes) < 400
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_process_outlives_a_client_that_is_ended(target: Target, number: int) -> None:
+    """One that is killed cannot end them: they see that it is gone. Two, since each inherits the
+    channels of those before it."""
+    client = psutil.Popen(
+        [sys.executable, ROOT / "client/client.py", "--target", target.url, "--workers", "2",
+         "--numsamples", "600", "--wait", "0.1", "--output-tokens", "fixed:3"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    before = handled(stats(target)) or 0
+    eventually(lambda: (handled(stats(target)) or 0) > before + 10, "the run")
+    its = client.children()
+    assert len(its) == 2
+    client.send_signal(number)
+    text, _ = client.communicate(timeout=30)
+    assert client.returncode == (-number if number == signal.SIGKILL else 130), text
+    zombie = psutil.STATUS_ZOMBIE  # where nobody adopts orphans
+    eventually(lambda: not any(p.is_running() and p.status() != zombie for p in its), "their end")
 
 
 def test_a_dead_process_is_an_error_and_the_others_end_with_it(target: Target) -> None:
