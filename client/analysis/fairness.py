@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from client.analysis.statistics import Floats, jain
 
-Rows = npt.NDArray[Any]  # of `client.analysis.requests.ROW`
+Rows = npt.NDArray[Any]  # of `client.analysis.figures.ROW`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,5 +54,7 @@ def read_raw(folder: Path) -> Iterator[tuple[dict[str, Any], Run]]:
                 yield about, Run(**run)
     except OSError as error:
         raise RawError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, LookupError, TypeError, EOFError) as error:
+    except (
+        ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error
+    ) as error:  # fmt: skip
         raise RawError(f"{path}: not a file of runs that this version wrote: {error}") from None

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = read_run(folder)
             write_run_report(folder, run)
             text = run_text(run)
-    except (RawError, WorkloadError) as error:
+    except (RawError, WorkloadError, OSError) as error:  # the last: of what it writes
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(text)

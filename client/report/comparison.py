@@ -22,6 +22,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.statistics import PERCENTILES, Interval
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
+from client.workloads.workload_file import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +148,27 @@ def _headline(found: Headline) -> dict[str, Any]:
     return figures
 
 
+_NEEDED = {"systems", "objectives", "share", "notes", "warnings", "servers", "model", "recipe"}
+
+
 def read_comparison(folder: Path) -> Comparison:
     """Reads what `write_comparison` wrote and computes it again. RawError, WorkloadError."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         kept = json.loads((folder / "summary.json").read_text())
         losses = [Loss(**loss) for loss in kept["lost"]]
-        if "systems" not in manifest:  # the contestants of earlier versions
-            raise LookupError("no systems")
+        if missing := _NEEDED - {*manifest}:  # earlier versions had contestants for systems
+            raise LookupError(f"no {', '.join(sorted(missing))} in manifest.json")
         calibration = None
         if (alone := kept["capacity"]) is not None:
             calibration = Calibration(**{**alone, "isolated": Isolated(**alone["isolated"])})
+        played = [Played(_job(of["job"]), run, of["server"]) for of, run in read_raw(folder)]
+    except (RawError, WorkloadError):
+        raise
     except OSError as error:
         raise RawError(f"{folder}: {error.strerror}: {error.filename}") from None
     except (ValueError, LookupError, TypeError) as error:
         raise RawError(f"{folder}: not a comparison that this version wrote: {error}") from None
-    played = [Played(_job(about["job"]), run, about["server"]) for about, run in read_raw(folder)]
     return judged(played, losses, calibration, manifest)
 
 

@@ -13,7 +13,8 @@ from typing import Annotated, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=1)]
+MOST = 2**31 - 1  # of anything that is counted
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from client.workloads.spec import Least0, SpecError, build
+from client.workloads.spec import MOST, Least0, SpecError, build
 
 _BLOCKS = 8  # of a trace that is resampled whole
 _EPOCH = datetime(2023, 1, 1)
@@ -169,15 +169,21 @@ def _rows(kind: str, path: Path, blocks: list[Blocks]) -> Iterator[Row]:
                     if not columns:
                         entry = json.loads(line)
                         blocks.append(_whole(*entry.get("hash_ids", ())))
-                        yield _mooncake(entry)
-                        continue
-                    at, prompt, output = (line.split(",")[column] for column in columns)
-                    yield time_of(at), int(prompt), int(output)
-                except (ValueError, LookupError, TypeError, AttributeError):
+                        row = _mooncake(entry)
+                    else:
+                        at, prompt, output = (line.split(",")[column] for column in columns)
+                        row = time_of(at), int(prompt), int(output)
+                    if max(row[1:]) > MOST:
+                        raise ValueError
+                    yield row
+                except (
+                    ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+                    RecursionError,
+                ):  # fmt: skip
                     raise SpecError(
                         f"{path}:{number}: expected '{expected}', found {line[:80]!r}"
                     ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
 
 

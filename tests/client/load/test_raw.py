@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -35,7 +36,9 @@ def test_reading_gives_back_what_was_written(
     assert list(read_raw(folder)) == [({"seed": 1}, run), ({"seed": 2}, run)]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", None])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", None, gzip.compress(b"3\n"), gzip.compress(b"")[:10] + b"\xff" * 20]
+)
 def test_a_file_without_runs_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "runs.jsonl.gz").write_bytes(content)
