@@ -64,6 +64,14 @@ def run_text(one: OneRun) -> str:
     return "\n".join([*lines, f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}"])
 
 
+def _checks(one: OneRun) -> str:
+    """What every gate found, for those who judge the run themselves, and what it rests on."""
+    gates = [(gate.name, gate.verdict, gate.found) for gate in one.verdict.gates]
+    table = Table(("check", "verdict", "found"), gates, left=3)
+    shared = one.facts.environment.get("sharing", "")  # which a run from before may lack
+    return "\n".join([table.as_text(), "", f"tokens: {one.run.counted}", *[shared] * bool(shared)])
+
+
 def _server_line(stats: dict[str, Any] | None) -> str | None:
     """The original's figures in one line; None where the server has none."""
     table = server_table([("", [stats or {}])], "")
@@ -121,17 +129,21 @@ def write_run_report(folder: Path, one: OneRun) -> None:
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
     figures = {**run_figures(one), **one.facts.environment, "server": one.facts.server}
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
-    (folder / "report.txt").write_text(run_text(one) + "\n")
+    (folder / "report.txt").write_text(f"{run_text(one)}\n\n{_checks(one)}\n")
 
 
 def read_run(folder: Path) -> OneRun:
     """Reads what `write_run_report` wrote and computes the figures again. RawError,
     WorkloadError."""
     for about, run in read_raw(folder):
-        goal, job = about["objectives"], about["job"]
-        about["objectives"] = None if goal is None else Objectives(**goal)
-        about["job"] = None if job is None else Job(**job)
-        return judged(run, Facts(**{field.name: about[field.name] for field in fields(Facts)}))
+        try:
+            goal, job = about["objectives"], about["job"]
+            about["objectives"] = None if goal is None else Objectives(**goal)
+            about["job"] = None if job is None else Job(**job)
+            facts = Facts(**{field.name: about[field.name] for field in fields(Facts)})
+        except (LookupError, TypeError) as error:
+            raise RawError(f"{folder / RUNS}: not the run of a client: {error!r}") from None
+        return judged(run, facts)
     raise RawError(f"{folder / RUNS}: contains no run")
 
 
@@ -171,6 +183,8 @@ def _lines(one: OneRun) -> list[str]:
             "[ ]: 95 % intervals, as if requests were independent; ∞ where n is too small for a "
             "bound"
         )
+    if run.interrupted:
+        lines.append(f"{run.interrupted}: figures are of what was measured before")
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
     if not run.streamed:

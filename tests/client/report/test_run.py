@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from client.analysis.gates import SATURATED
 from client.load.records import Run
-from client.report.run import Facts, OneRun, judged, run_figures, run_text
+from client.report.run import (
+    Facts,
+    OneRun,
+    judged,
+    run_figures,
+    run_text,
+    write_run_report,
+)
 from tests.client.analysis.made import outcome, run_of, steady
 
 
 def reported(run: Run) -> OneRun:
     return judged(run, Facts(None, None, None, None, None, {}))
+
+
+def test_what_was_checked_is_kept_and_an_interruption_told(tmp_path: Path) -> None:
+    cut = replace(steady([outcome(i, at=i * 0.1) for i in range(100)]), interrupted="interrupted")
+    write_run_report(tmp_path, one := reported(cut))
+    text = (tmp_path / "report.txt").read_text()
+    assert "interrupted: figures are of what was measured before" in text
+    assert all(gate.name in text and gate.found in text for gate in one.verdict.gates)
+    assert cut.counted in text
 
 
 def test_a_saturated_run_shows_no_tpot_which_would_be_of_the_quickest() -> None:
