@@ -17,8 +17,9 @@ from gunicorn.http import get_parser  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.worker.incoming import MOST_HEAD_BYTES, Incoming
+from api.http.worker.incoming import BYTES_PER_S, MOST_HEAD_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, Intake
+from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
 from api.http.worker.threads import Threads
 from app import create_app
 from serving.config import Config as ServerConfig
@@ -100,6 +101,26 @@ def test_bodies_that_are_too_large_are_not_gathered() -> None:
         assert not incoming.whole
 
 
+@pytest.mark.parametrize(
+    ("line", "length"),
+    [
+        (b"content-length:\t5 ", 5),
+        (b"Content-Length: %b5" % (b"0" * 30), 5),
+        (b"Content-Length: 9999999999999999999", 9999999999999999999),
+        (b"Transfer-Encoding: gzip, CHUNKED", None),
+    ],
+)
+def test_a_head_says_the_same_of_its_body_here_and_where_it_is_read(
+    line: bytes, length: int | None
+) -> None:
+    head = b"\r\nPOST /a HTTP/1.1\r\n%b\r\n\r\n" % line
+    incoming = incoming_of()
+    incoming.feed(head)
+    assert (incoming.is_ready(), incoming.whole) == (length not in (5, None), False)
+    reader = next(get_parser(Config(), [head], PEER)).body.reader
+    assert getattr(reader, "length", None) == length
+
+
 @pytest.mark.parametrize(("version", "expects"), [(b"1.1", True), (b"1.0", False)])
 def test_100_continue_is_for_clients_that_know_it(version: bytes, expects: bool) -> None:
     incoming = incoming_of()
@@ -176,6 +197,25 @@ def test_every_spelling_of_a_path_is_known_as_the_routes_know_it(target: bytes) 
     incoming.feed(b"\r\nPOST %b HTTP/1.1\r\n\r\n" % target)  # an empty line may come first
     assert incoming.is_ready()
     assert (incoming.method, incoming.path) == (b"POST", b"/generate")
+
+
+def test_a_client_gets_time_only_for_what_it_sends_and_reads(pair: Pair) -> None:
+    incoming = incoming_of(deadline_s=10.0)
+    incoming.feed(bytes(BYTES_PER_S // 2))
+    assert incoming.deadline_s == 10.5
+    outgoing = Outgoing(pair[0], 3600.0)
+    outgoing.post(bytes(8_000_000))  # more than a socket holds
+    first_s, kept = outgoing.deadline_s, len(outgoing._rest)
+    assert kept > MOST_KEPT_BYTES
+    outgoing.flush()
+    assert outgoing.deadline_s == first_s
+    pair[1].recv(1 << 16)
+    outgoing.flush()
+    read_s = (kept - len(outgoing._rest)) / BYTES_PER_S
+    assert outgoing.deadline_s == pytest.approx(first_s + read_s)
+    outgoing.deadline_s = 0.0
+    with pytest.raises(TimeoutError):
+        outgoing.drain()
 
 
 # --- the intake -------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from queue import SimpleQueue
 
 import pytest
 
+from api.http import turns
 from api.http.departed import Departures
+from api.http.errors import ApiError
 from api.http.turns import PER_S, SHORT, Turns
 from api.http.worker.outgoing import Outgoing
 from api.http.writer import Writer
@@ -150,6 +152,40 @@ def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair
     assert not left.acquire(blocking=False)
 
 
+def test_no_departure_ends_the_watch_over_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """One cannot be cancelled; then two leave at once, and the handler of one is done, its socket
+    closed, before its turn."""
+    departures, held, reached = Departures(), threading.Event(), threading.Event()
+    pairs = [socket.socketpair() for _ in range(3)]
+    unwatch, left = dict[int, Callable[[], None]](), list[int]()
+
+    def fail() -> None:
+        reached.set()
+        held.wait(PATIENCE_S)
+        raise ZeroDivisionError("a fault")
+
+    def leave(number: int) -> None:
+        other = 3 - number
+        unwatch[other]()
+        pairs[other][0].close()
+        left.append(number)
+
+    departures.watch(pairs[0][0], fail)
+    for number in (1, 2):
+        unwatch[number] = departures.watch(pairs[number][0], lambda n=number: leave(n))  # type: ignore[misc]
+    pairs[0][1].close()
+    assert reached.wait(PATIENCE_S)
+    for _, theirs in pairs[1:]:
+        theirs.close()  # the thread finds both when it continues
+    held.set()
+    _flush(departures)
+    assert len(left) == 1
+    assert "a fault" in caplog.text
+    assert departures.alive
+    for ours, _ in pairs:
+        ours.close()
+
+
 def test_data_is_not_read_and_is_not_a_departure(pair: Pair) -> None:
     ours, theirs = pair
     departures, left = Departures(), threading.Event()
@@ -186,3 +222,14 @@ def test_after_a_turn_there_is_none_for_twice_as_long(fails: bool) -> None:
     assert slept_s == [0.0]
     with turn(LONG):
         assert slept_s[1] == pytest.approx(1.0 + LONG / PER_S)
+
+
+def test_a_long_text_that_waits_for_long_is_refused_and_a_short_one_never_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "MOST_WAIT_S", 0.0)
+    turn = Turns().of
+    refusal = pytest.raises(ApiError, match="other long texts")
+    with turn(LONG), turn(SHORT), refusal as refused, turn(LONG):
+        pass
+    assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})

@@ -2,7 +2,8 @@
 `test_properties.py` takes their steps in any order."""
 
 import threading
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +19,12 @@ from deferred.entities import (
     Result,
     Usage,
 )
-from deferred.errors import LeaseLostError, NotFoundError, StatusConflictError
+from deferred.errors import (
+    IdempotencyMismatchError,
+    LeaseLostError,
+    NotFoundError,
+    StatusConflictError,
+)
 from deferred.store import JobStore, open_store
 from deferred.store.schema import CHUNK_BYTES, file_chunks
 from deferred.store.transitions import CANCELLING_S, LEASE_S
@@ -54,9 +60,33 @@ def test_a_new_batch_says_what_was_asked_for_as_often_as_its_key_is_sent(store: 
     batch = ask(NOW_S)
     store.files.delete(OWNER, spec.input_file_id, NOW_S)
     assert store.batches.get(OWNER, batch.id) == ask(NOW_S + 1) == batch
+    other = replace(spec, endpoint="/v1/completions")
+    with pytest.raises(IdempotencyMismatchError, match=batch.id):
+        store.batches.create(OWNER, other, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
     assert (batch.spec, batch.status) == (spec, "validating")
     assert (batch.created_at, batch.expires_at) == (NOW_S, NOW_S + 9)
     assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
+
+
+def test_a_batch_its_key_and_its_files_are_their_owners_alone(store: JobStore) -> None:
+    file = upload(store)
+    spec = NewBatch(file, "/v1/completions", MODEL, "24h")
+    until: Any = {"expires_at": EXPIRES_S, "idempotency_key": "k"}
+    batch = store.batches.create(OWNER, spec, NOW_S, **until)
+    for call in (
+        lambda: store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S),
+        lambda: store.batches.get("other", batch.id),
+        lambda: store.batches.cancel("other", batch.id, NOW_S),
+        lambda: store.batches.list("other", after=batch.id),
+        lambda: store.files.get("other", file, NOW_S),
+        lambda: store.files.delete("other", file, NOW_S),
+        lambda: store.files.list("other", NOW_S, after=file),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    assert (store.files.list("other", NOW_S).data, store.batches.list("other").data) == ((), ())
+    theirs = replace(spec, input_file_id=upload(store, owner="other"))
+    assert store.batches.create("other", theirs, NOW_S, **until).id != batch.id
 
 
 def test_one_worker_at_a_time_validates_the_oldest_batch_of_its_model(store: JobStore) -> None:

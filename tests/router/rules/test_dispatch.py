@@ -36,6 +36,30 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
+def test_the_oldest_immediate_request_of_any_model_goes_first() -> None:
+    fleet = fleet_of(1)
+    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
+    dispatcher, decided = dispatcher_over(fleet)
+    at_work = dispatcher.arrive("a", 0.0)
+    deferred = dispatcher.arrive("a", 1.0, deferred=True)
+    older, younger = dispatcher.arrive("b", 2.0), dispatcher.arrive("a", 3.0)
+    for expected in (older, younger, deferred):
+        dispatcher.release(at_work, Outcome.SUCCESS, 4.0)
+        at_work = decided.pop()
+        assert at_work is expected
+
+
+def test_attempts_are_bounded() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
+    request, attempts = dispatcher.arrive("m", 0.0), 1
+    dispatcher.release(request, Outcome.FAILURE, 0.0)
+    while dispatcher.may_retry(request, 0.0):
+        dispatcher.retry(request, 0.0)
+        attempts += 1
+        dispatcher.release(request, Outcome.FAILURE, 0.0)
+    assert attempts == LIMITS.max_attempts
+
+
 def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
     states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
