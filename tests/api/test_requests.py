@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.dialects import (
     refused,
 )
 from tests.support.hash_app import spelled
+from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
 from tests.support.process import eventually
 
@@ -189,6 +191,23 @@ def test_a_reset_starts_a_new_window_and_timings_and_iterations_are_in_order() -
     assert [row["tokens"] for row in found] == [1] * 7
     assert all(row["start_s"] > 0 and row["rows"] == 1 and row["padding"] == 0 for row in found)
     assert stats["options"] == json.loads(json.dumps(config.as_dict()))
+
+
+@pytest.mark.parametrize("why", [None, "CUDA graphs are not used: a replayed decode differs"])
+def test_what_is_not_used_of_a_gpu_is_told_where_operators_look(
+    why: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = HashModel()
+    model.info = replace(model.info, unused_gpu=why, device="NVIDIA H100")
+    with serving(Config(mode="dynamic"), lambda _: model) as client:
+        assert client.application.extensions["engine"].manager.lookahead == 1, "in every mode"
+        assert stats_of(client)["model"]["unused_gpu"] == why
+        assert f"\neb_unused_gpu {float(bool(why))}\n" in client.get("/metrics").text
+        eventually(lambda: "ready: " in caplog.text, "the line")
+    (ready,) = [one for one in caplog.records if "ready: " in one.getMessage()]
+    assert ready.levelno == (logging.WARNING if why else logging.INFO)
+    assert ready.getMessage().endswith(f"; {why}") is bool(why)
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:

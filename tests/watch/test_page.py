@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Page
+from playwright.sync_api import Page, Route
 
 from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import PATIENCE_S, ROOT, Server, serving
@@ -120,6 +120,28 @@ def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, watch
         "shown => document.querySelector('#answer').textContent === shown",
         arg=f"Why?\n{text['answer']}",
     )
+
+
+def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
+    page: Page, watched: Server
+) -> None:
+    opened(page, watched, "live")
+    asked(watched, 2, num_tokens=4)
+    page.wait_for_function(f"{ENDED}.length >= 2")
+    late, chosen = page.evaluate(f"{ENDED}.slice(-2).map(r => r.id)")
+    held: list[Route] = []
+    page.route(f"**/watch/text/{late}", lambda route: held.append(route))
+    page.evaluate(
+        "import('/watch/page/detail.js').then(page => { window.shown = []; window.show = id => "
+        "void shown.push(page.showRequest(watch.store, watch.store.requests.get(id), '')) })"
+    )
+    with page.expect_request(f"**/watch/text/{late}"):
+        page.evaluate(f"show({late})")
+    page.evaluate(f"show({chosen})")
+    page.wait_for_selector("#detail pre")
+    held[0].continue_()
+    page.evaluate("Promise.all(shown)")
+    assert f"request {chosen}:" in page.inner_text("#detail")
 
 
 def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(

@@ -356,6 +356,7 @@ def test_what_is_not_supported_is_refused_by_name_streamed_or_not(
         assert f"'{param}'" in message or param == "input"
         assert said in message
     assert "background" in is_error(ask(client, background=True), 400, "store")
+    assert "/compact" in is_error(client.post("/v1/responses/compact", json={}), 404)
 
 
 def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Path) -> None:

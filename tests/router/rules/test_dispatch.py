@@ -49,17 +49,6 @@ def test_the_oldest_immediate_request_of_any_model_goes_first() -> None:
         assert at_work is expected
 
 
-def test_attempts_are_bounded() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
-    request, attempts = dispatcher.arrive("m", 0.0), 1
-    dispatcher.release(request, Outcome.FAILURE, 0.0)
-    while dispatcher.may_retry(request, 0.0):
-        dispatcher.retry(request, 0.0)
-        attempts += 1
-        dispatcher.release(request, Outcome.FAILURE, 0.0)
-    assert attempts == LIMITS.max_attempts
-
-
 def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
     states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]

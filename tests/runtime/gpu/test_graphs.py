@@ -6,16 +6,21 @@ from __future__ import annotations
 import gc
 import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from requested import Sampling
 from runtime.executor import Executor
-from runtime.gpu.buckets import Bucket
+from runtime.gpu.buckets import Bucket, Buckets
 from runtime.gpu.graphs import Graphs
+from runtime.gpu.paged import Packed
+from runtime.gpu.tables import KeptTables
+from runtime.transfer import stage
 from seams import Opening, Step
 from tests.kernels.conftest import launched
 
@@ -89,6 +94,30 @@ def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:
         assert [reference() for reference in old] == [None, None]
     finally:
         gc.enable()
+
+
+def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What CUDA would record is only noted here."""
+    addresses: list[int] = []
+
+    def forward(of: Packed[Tensor], kept: Tensor | None, at: Tensor, _: Tensor) -> Tensor:
+        addresses.append(at.data_ptr())
+        return torch.zeros(len(of.tokens) if kept is None else len(kept), 8)
+
+    cuda = mock.MagicMock()
+    monkeypatch.setattr("runtime.gpu.graphs.torch.cuda", cuda)
+    monkeypatch.setattr("runtime.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
+    buckets, tables = Buckets(20, 1024, 64), KeptTables(20, 16, torch.device("cpu"))
+    graphs = Graphs(forward, buckets, 20, 8, torch.float32, tables)
+    graphs._record()
+    shared = {"pool": cuda.graph_pool_handle.return_value, "stream": cuda.Stream.return_value}
+    calls = cuda.graph.call_args_list
+    assert [call.kwargs for call in calls] == [shared] * len(list(buckets))
+    assert cuda.Stream.call_count == cuda.graph_pool_handle.call_count == 1
+    # before it is recorded, what is built at first use is built
+    assert addresses == [graphs._numbers.data_ptr()] * 2 * len(calls)
 
 
 def test_the_warm_up_launches_every_kernel_of_a_long_row() -> None:

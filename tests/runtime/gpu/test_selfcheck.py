@@ -20,15 +20,18 @@ import kernels.gpu.sampling
 import runtime.gpu.tuning
 import runtime.gpu.twins
 from kernels.gpu.attention import CANDIDATES
+from model import LoadOptions, load_model
 from models.gpt2 import Attend
 from runtime.cache import KVPool, KVShape
 from runtime.gpu import selfcheck
+from runtime.gpu.choice import DeviceError
 from runtime.gpu.comparison import Heads, differs, replay_differs
 from runtime.gpu.paged import Packed, PagedAttention
 from runtime.gpu.selfcheck import Verdict, check
 from runtime.gpu.tuning import chosen
 from runtime.gpu.twins import draws_differ
 from tests.kernels.conftest import launched
+from tests.models.families import FAMILIES, write
 from tests.runtime.gpu.pretend import pretend_gpus
 
 CPU = torch.device("cpu")
@@ -173,6 +176,18 @@ def test_a_gpu_without_fitting_tensor_cores_does_not_use_the_kernel(
     assert not commands
     pretend_gpus(monkeypatch, capability=(8, 0))
     assert check(gpu, heads) == Verdict()
+
+
+def test_a_model_with_more_query_heads_than_a_tile_holds_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Falcon 7B has as many."""
+    pretend_gpus(monkeypatch)
+    config = FAMILIES["qwen3"]()
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = 71, 1, 64
+    write(config, tmp_path)
+    with pytest.raises(DeviceError, match=r"71 query heads .* takes 64 at most .* --device cpu"):
+        load_model(LoadOptions("dynamic", str(tmp_path), "cuda", "bfloat16", 0, max_batch_size=2))
 
 
 def test_the_fastest_launch_is_chosen_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
