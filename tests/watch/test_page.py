@@ -139,9 +139,11 @@ def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
         page.evaluate(f"show({late})")
     page.evaluate(f"show({chosen})")
     page.wait_for_selector("#detail pre")
+    shown = page.inner_text("#detail")
+    assert f"request {chosen}:" in shown
     held[0].continue_()
     page.evaluate("Promise.all(shown)")
-    assert f"request {chosen}:" in page.inner_text("#detail")
+    assert page.inner_text("#detail") == shown
 
 
 def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(
