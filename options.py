@@ -182,6 +182,23 @@ class Options:
             cls.refuse(str(error))
 
     @classmethod
+    def split(cls, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Splits a command line into these options and those of the program that is started."""
+        names = {name for option in cls.declared() for name in option.names}
+        mine: list[str] = []
+        others: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            if word.partition("=")[0] not in names:
+                others.append(word)
+                continue
+            mine.append(word)
+            if "=" not in word and left:
+                mine.append(left.pop(0))
+        return mine, others
+
+    @classmethod
     def refuse(cls, message: str) -> NoReturn:
         """Ends the process as a wrong option does."""
         cls._parser().error(message)

@@ -12,6 +12,7 @@ usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
        ./server.sh router [options]    one address in front of many servers
        ./server.sh model-server ...    a model in a process of its own, for --remote-model
        ./server.sh launcher [options]  a model server and a server in front of it
+       ./server.sh cluster [options]   many servers and a router, on the machines of a Ray cluster
 
 MODE is how requests share the model:
   nobatch   one at a time
@@ -40,11 +41,16 @@ case "${1:-}" in
     use_venv requirements.txt
     run_module launcher "$@"
     ;;
+  cluster)
+    shift
+    use_venv requirements-cluster.txt
+    run_module cluster "$@"
+    ;;
   -h | --help)
     usage
     ;;
   *)
-    [[ -n "${1:-}" ]] && echo "error: MODE is '$1'; allowed: nobatch, static, dynamic, router, model-server, launcher" >&2
+    [[ -n "${1:-}" ]] && echo "error: MODE is '$1'; allowed: nobatch, static, dynamic, router, model-server, launcher, cluster" >&2
     usage >&2
     exit 2
     ;;

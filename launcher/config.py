@@ -56,7 +56,7 @@ def read(
         ours += tgi.from_environment(of_people(environ), ours)
     except tgi.TranslationError as error:
         LauncherConfig.refuse(str(error))
-    mine, servers = _split(ours)
+    mine, servers = LauncherConfig.split(ours)
     config = LauncherConfig.from_args(mine, environ)
     if config.mode == "dynamic" and not {"--policy", "EB_POLICY"} & {*_flags(servers), *environ}:
         servers += ["--policy", "tgi"]
@@ -65,20 +65,3 @@ def read(
 
 def _flags(words: Sequence[str]) -> set[str]:
     return {word.partition("=")[0] for word in words}
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits words into those of the launcher's options and the others."""
-    names = {name for option in LauncherConfig.declared() for name in option.names}
-    mine: list[str] = []
-    others: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word.partition("=")[0] not in names:
-            others.append(word)
-            continue
-        mine.append(word)
-        if "=" not in word and left:
-            mine.append(left.pop(0))
-    return mine, others

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.config import LauncherConfig
@@ -80,28 +80,35 @@ def model_record(path: str) -> str:
 def http_server(server: Config, address: str, environment: Mapping[str, str]) -> Program:
     command = [sys.executable, str(ROOT / "app.py"), server.mode, "--remote-model", address]
 
+    probe = probe_of(server.host, server.port)
+    return Program("server", command, environment, probe, keeps_others=True)
+
+
+def probe_of(host: str, port: int) -> Callable[[], contextlib.AbstractContextManager[IsReady]]:
+    """Asks the server at this address whether it is ready, and logs each time that it became so."""
+
     @contextlib.contextmanager
     def probe() -> Iterator[IsReady]:
         was_ready = False
 
         def is_ready() -> bool:
             nonlocal was_ready
-            before, was_ready = was_ready, is_healthy(server.host, server.port)
+            before, was_ready = was_ready, is_healthy(host, port)
             if was_ready and not before:
-                log.info("ready on %s", server.url)
+                log.info("ready on http://%s:%d", host, port)
             return was_ready
 
         yield is_ready
 
-    return Program("server", command, environment, probe, keeps_others=True)
+    return probe
 
 
-def is_healthy(host: str, port: int) -> bool:
-    """Whether `GET /health` returns 200."""
+def is_healthy(host: str, port: int, path: str = "/health") -> bool:
+    """Whether a GET returns 200."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     connection = http.client.HTTPConnection(reachable, port, timeout=1.0)
     try:
-        connection.request("GET", "/health", headers={"Host": "localhost"})
+        connection.request("GET", path, headers={"Host": "localhost"})
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

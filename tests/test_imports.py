@@ -28,6 +28,7 @@ HOUSE: list[set[str]] = [
     {"serving"},
     {"api"},
     {"app", "launcher"},
+    {"cluster"},
 ]
 FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package in packages}
 

@@ -25,6 +25,7 @@ from client.load.http.target import parse_target
 from client.options import client as client_options
 from client.options import compare as compare_options
 from client.options.rules import check
+from cluster.config import read as read_cluster
 from launcher.config import read as read_launcher
 from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
@@ -83,6 +84,8 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
             read_router(rest, {"UPSTREAMS": "http://a:1", **environ})
         case ["launcher", *rest]:
             read_launcher(rest, environ)
+        case ["cluster", *rest]:
+            read_cluster(rest, environ)
         case ["model-server", *rest]:
             read_model_server(rest, environ)
         case ["--list-models"]:

@@ -1,0 +1,224 @@
+"""As many replicas as wanted, and the list of upstreams that the router reads.
+
+Each beat asks every replica where it is, writes the list, and asks the router how much waits. The
+router reads the list again without touching requests that run. A replica whose machine died stays
+in the list until Ray has started it elsewhere: its model stays known, and requests wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+import requests
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from cluster.config import ClusterConfig
+from cluster.replica import DRAIN_GRACE_S, Replica, ReplicaState, command_of
+from cluster.scaling import Scaling
+from launcher.launcher import is_healthy
+from router.config import Config as RouterConfig
+from serving.config import Config
+
+BEAT_S = 0.5
+LATE_S = 30.0  # until a replica that has no machine is worth a line
+AGAIN_S = 10.0  # before a server that could not start on its machine is tried again
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """One replica. `asked`, `stopping`: its answers on the way."""
+
+    number: int
+    actor: Any
+    asked: Any = None
+    stopping: Any = None
+    state: ReplicaState | None = None
+    again_at_s: float = 0.0
+    late_at_s: float = 0.0  # when it is said that no machine has room
+
+
+class ReplicaFleet:
+    """Keeps the replicas. `hang_up` makes the router read `listed` again."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        server: Config,
+        router: RouterConfig,
+        listed: Path,
+        hang_up: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._server = server
+        self._router = router
+        self._listed = listed
+        self._hang_up = hang_up
+        self._scaling = Scaling(config.least, config.most, router.max_connect_per_upstream)
+        self._replicas: list[_Placed] = []
+        self._leaving: list[_Placed] = []
+        self._text = ""  # of the list, as the router knows it
+        self.started = threading.Event()  # a server is ready, so that a router has work
+
+    def beat(self) -> bool:
+        """One round; whether the cluster can go on: not if no server could ever be started."""
+        while len(self._replicas) < self._config.least:
+            self._add()
+        for replica in self._replicas:
+            if not self._asked(replica):
+                return False
+        self._list()
+        if (shown := self._shown()) is not None:
+            self._scale(shown)
+            self._part(shown)
+        return True
+
+    def close(self) -> None:
+        """All at once: the router has answered everything, so there is nothing to wait for."""
+        everyone = [*self._replicas, *self._leaving]
+        within_s = self._server.drain_timeout + DRAIN_GRACE_S
+        ended = [replica.actor.stop.remote() for replica in everyone]
+        ray.wait(ended, num_returns=len(ended), timeout=within_s)
+        for replica in everyone:
+            ray.kill(replica.actor)
+
+    def _add(self) -> None:
+        used = {replica.number for replica in (*self._replicas, *self._leaving)}
+        number = next(n for n in range(len(used) + 1) if n not in used)
+        environment = self._server.as_environment()
+        environment["DATA_DIR"] = str(Path(self._server.data_dir) / f"replica-{number}")
+        actor = (
+            ray.remote(Replica)
+            .options(
+                num_cpus=self._config.cpus_per_replica,
+                num_gpus=self._config.gpus_per_replica,
+                max_restarts=-1,
+                max_concurrency=2,  # its state is asked for while it drains
+                scheduling_strategy="SPREAD",
+            )
+            .remote(
+                command_of(self._server, self._config.shards),
+                environment,
+                self._config.replica_port + number,
+                self._server.drain_timeout,
+            )
+        )
+        self._replicas.append(_Placed(number, actor))
+        self._replicas.sort(key=lambda replica: replica.number)
+        log.info("replica %d is wanted", number)
+
+    def _asked(self, replica: _Placed) -> bool:
+        """Takes its answer, and asks again. False: it could not start, as none could so far."""
+        now_s = time.monotonic()
+        if replica.asked is None:
+            if replica.again_at_s <= now_s:
+                replica.asked = replica.actor.state.remote()
+                replica.late_at_s = now_s + LATE_S
+            return True
+        try:
+            state: ReplicaState = ray.get(replica.asked, timeout=0)
+        except GetTimeoutError:
+            if now_s > replica.late_at_s:
+                replica.late_at_s = math.inf
+                log.warning(
+                    "replica %d waits for a machine with %d free CPUs and %d free GPUs",
+                    replica.number,
+                    self._config.cpus_per_replica,
+                    self._config.gpus_per_replica,
+                )
+            return True
+        except RayActorError:
+            replica.asked, replica.again_at_s = None, now_s + BEAT_S
+            log.warning("replica %d was lost; Ray starts it again", replica.number)
+            return True
+        replica.asked = None
+        if state.ended is None:
+            if replica.state is None or replica.state.url != state.url:
+                log.info("replica %d is at %s", replica.number, state.url)
+            replica.state = state
+            return True
+        if not self.started.is_set():
+            log.error("the server ended with status %d before it was ready", state.ended)
+            return False
+        log.error("replica %d cannot start at %s; tried again", replica.number, state.url)
+        ray.kill(replica.actor, no_restart=False)
+        replica.again_at_s = now_s + AGAIN_S
+        return True
+
+    def _list(self) -> None:
+        """Writes the list if it changed: the first as soon as a server is ready, since a router
+        refuses models that it does not know, and later ones when the router hears of them."""
+        states = [replica.state for replica in self._replicas if replica.state is not None]
+        text = "".join(f"{state.url}\n" for state in states)
+        if self.started.is_set():
+            if text == self._text or not self._router_lives():
+                return
+        elif not any(is_healthy(*_address(state.url)) for state in states):
+            return
+        whole = self._listed.with_suffix(".new")
+        whole.write_text(text)
+        whole.replace(self._listed)
+        self._text = text
+        if self.started.is_set():
+            self._hang_up()
+        self.started.set()
+
+    def _router_lives(self) -> bool:
+        """Before it listens, the signal would end it."""
+        return is_healthy(self._router.host, self._router.port, "/live")
+
+    def _shown(self) -> dict[str, Any] | None:
+        """The router's `/upstreams`; None while it does not answer."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._router.host, self._router.host)
+        keys = [self._router.admin_key, *self._router.api_keys]
+        try:
+            response = requests.get(
+                f"http://{host}:{self._router.port}/upstreams",
+                headers={"Authorization": f"Bearer {next(filter(None, keys), '')}"},
+                timeout=5,
+            )
+            response.raise_for_status()
+            shown: dict[str, Any] = response.json()
+        except (requests.RequestException, ValueError):
+            return None
+        return shown
+
+    def _scale(self, shown: Mapping[str, Any]) -> None:
+        upstreams = shown["upstreams"]
+        ready = sum(u["ready"] for u in upstreams)
+        waiting, running = sum(shown["waiting"].values()), sum(u["in_flight"] for u in upstreams)
+        present = len(self._replicas)
+        wanted = self._scaling.wanted(time.monotonic(), present, ready, waiting, running)
+        if wanted != present:
+            log.info("%d replicas, from now on %d: %d requests wait", present, wanted, waiting)
+        for _ in range(present, wanted):
+            self._add()
+        for _ in range(wanted, present):
+            self._leaving.append(self._replicas.pop())
+
+    def _part(self, shown: Mapping[str, Any]) -> None:
+        """Stops the replicas that the router no longer chooses; they answer what they accepted."""
+        chosen = {upstream["url"] for upstream in shown["upstreams"]}
+        for replica in list(self._leaving):
+            if replica.stopping is None:
+                if replica.state is None or replica.state.url not in chosen:
+                    replica.stopping = replica.actor.stop.remote()
+            elif ray.wait([replica.stopping], timeout=0)[0]:
+                self._leaving.remove(replica)
+                ray.kill(replica.actor)
+                log.info("replica %d has ended", replica.number)
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 80
