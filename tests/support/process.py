@@ -29,11 +29,13 @@ PATIENCE_S = 60.0  # only a failing test waits so long
 T = TypeVar("T")
 
 
-def eventually(holds: Callable[[], T | None], what: str = "what is awaited") -> T:
+def eventually(
+    holds: Callable[[], T | None], what: str = "what is awaited", within_s: float = PATIENCE_S
+) -> T:
     """Polls until it holds, and returns what does; a deadline, not a sleep, decides."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + within_s
     while not (found := holds()):
-        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
         time.sleep(0.01)
     return found
 
