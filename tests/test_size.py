@@ -29,14 +29,14 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 33095,
+    "tests": 33345,
     "text": 2035,
-    "others": 8053,
+    "others": 8673,
 }
-PRODUCT_LINES = 41656  # all but tests, benchmarks and client
-SHORT_FILES = 53
+PRODUCT_LINES = 42276  # all but tests, benchmarks and client
+SHORT_FILES = 54
 LONG_FUNCTIONS = 15
-REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 58  # names that two classes outside the tests have
 
 
 @functools.cache
