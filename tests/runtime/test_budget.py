@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
@@ -110,23 +109,6 @@ def test_the_machines_memory_bounds_the_budget_and_too_little_is_refused(
     monkeypatch.setattr(budget, "container_room_bytes", lambda: BLOCK)
     with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)
-
-
-def test_the_worst_iteration_is_no_larger_than_one_that_is_planned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = GPTConfig(vocab_size=97, context=64, n_layer=1, n_head=2, n_embd=32)
-    network = GPT(config).eval().requires_grad_(False)
-    model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=False)
-    opened = mock.Mock(side_effect=model.open)
-    monkeypatch.setattr(model, "open", opened)
-    monkeypatch.setattr(budget, "PROBED_TOKENS", 3 * 64)
-    monkeypatch.setattr(budget, "CHUNK_LOGITS", 20 * 97)
-    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
-    worst_activation_bytes(model, 16)
-    # as many logits of prompts exist at once as of any iteration, and few more are computed
-    assert [one.prompt_tokens - 1 for one in opened.call_args.args[0]] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("most_rows", [8, 3], ids=["all rows fit", "the batch is halved"])

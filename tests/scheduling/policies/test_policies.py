@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.inference import Inference
+from requested import Sampling
 from scheduling import registry
 from scheduling.contract import check_plan
 from scheduling.policies.nobatch import NoBatch
@@ -73,6 +77,35 @@ def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_s
     check_plan(plan, shown)
     assert (shown.waiting, shown.resident) == before
     assert twin.plan(shown) == plan == policy.plan(shown)  # a plan may be dropped
+
+
+class Counted(list[Inference]):
+    looks = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.looks += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Inference]:
+        return map(self.__getitem__, range(len(self)))
+
+
+@pytest.mark.parametrize("name", registry.POLICIES)
+def test_a_plan_looks_at_the_requests_that_changed_not_at_all_that_wait(name: str) -> None:
+    waiting, many = Counted(), 10_000
+    policy = make_policy(name, CONFIG, Law())
+    for turn in range(2):
+        for id in range(many * turn, many + 8 * turn):
+            waiting.append(made := Inference([1] * (id % 30 + 1), 9, Sampling(), float(id)))
+            made.id, made.user, made.program, made.priority = id, id % 50, id % 40, id % 6
+        waiting = Counted(request for request in waiting if not request.done)
+        shown = replace(view(limit=8, max_resident=32, budget=10_000), waiting=waiting)
+        for step in policy.plan(shown).advance:  # they run at once, and end
+            step.request.finish("length")  # type: ignore[attr-defined]
+    # the order of some changes with time
+    most = 2 if name in ("hrrn", "deadline", "shortest-first") else 0.9
+    assert waiting.looks <= most * many
 
 
 def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
