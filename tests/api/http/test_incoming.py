@@ -213,9 +213,6 @@ def test_a_client_gets_time_only_for_what_it_sends_and_reads(pair: Pair) -> None
     outgoing.flush()
     read_s = (kept - len(outgoing._rest)) / BYTES_PER_S
     assert outgoing.deadline_s == pytest.approx(first_s + read_s)
-    outgoing.deadline_s = 0.0
-    with pytest.raises(TimeoutError):
-        outgoing.drain()
 
 
 # --- the intake -------------------------------------------------------------------------

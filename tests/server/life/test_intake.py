@@ -23,7 +23,6 @@ from tests.support.wire import post, send
 Call = Callable[..., Future[Any]]
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
-FEW_FILES = 400
 FURTHER = 4  # threads: of /stats, and of refusals
 
 
@@ -73,20 +72,6 @@ def test_pending_requests_hold_no_thread_and_count_as_waiting_ones(tmp_path: Pat
         counts = server.counts()
         shown = [counts[end] for end in ("received", "completed", "cancelled", "rejected")]
         assert shown == [MANY + 3, MANY + 1, 1, 1]
-
-
-def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: Path) -> None:
-    limited = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
-    most = handled_at_once(1) + FEW_FILES // 4  # of the connections, which are half of the files
-    with held(tmp_path, prefix=limited) as (server, hold, _):
-        waiting = [send(server, NATIVE, prompt="x", num_tokens=1) for _ in range(most)]
-        server.reaches(running=1, waiting=most - 1)
-        refused = server.ask("x", 1)
-        assert refused.status_code == 503
-        assert "too few files" in refused.json()["error"]
-        assert server.health() == 200
-        hold.unlink()
-        assert {client.recv(65536)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
 
 def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
