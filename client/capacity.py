@@ -35,6 +35,7 @@ from client.load.live import say
 from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.servers.stats import stats
 from client.load.servers.system import MODES, System, server_command
+from client.load.workers import WorkerError
 from client.options.rules import (
     add_common_options,
     add_shape_options,
@@ -135,8 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = Findings(system, recipe, objectives, args.share, args.precision)
     try:
         _search(args, found)
-    except (ServerError, SearchError) as error:
-        found.verdict = error.verdict if isinstance(error, SearchError) else FAILED
+    except (ServerError, SearchError, WorkerError) as error:
+        own = INVALID_CLIENT if isinstance(error, WorkerError) else FAILED
+        found.verdict = error.verdict if isinstance(error, SearchError) else own
         found.reason = str(error)
     except KeyboardInterrupt:
         found.reason = "interrupted"

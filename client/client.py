@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error(str(error))
     except OSError as error:
         p.error(f"--out {args.out}: {error.strerror}")
-    except ServerError as error:  # of the self-test's own server
+    except (ServerError, WorkerError) as error:  # of the self-test
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -115,6 +116,8 @@ def _run(
             run = crew.play(
                 workload, target, drain_s=args.drain_s, silence_s=silence_s, watch=watch
             )
+        if run.interrupted:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
         if jobs is not None:
             job = jobs.end(cancel=bool(run.interrupted))
         if unreachable(target) is None:

@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             say("interrupted before anything was measured")
             status = 130
+        except WorkerError as error:  # as above
+            say(f"error: {error}")
+            status = 1
     say(f"took {time.monotonic() - started:.0f} s")
     return status
 

@@ -116,7 +116,7 @@ def warm_up(run: Run) -> float:
     interrupted, so that they are measured over one window.
 
     Nothing measured decides it: with a cut found from the data 85 to 91 % of the 95 % intervals
-    contained the truth. Bursts, ramps, traces and closed loops are not cut.
+    contained the truth. Bursts, plans, traces and closed loops are not cut.
     """
     open_loop = run.workload.steady and run.workload.users is None
     return FRONT * run.window_end_s if open_loop else 0.0

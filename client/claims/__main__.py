@@ -78,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.seeds < _LEAST_SEEDS:
         p.error(f"--seeds must be at least {_LEAST_SEEDS}, not {args.seeds}")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        p.error(f"--out {args.out}: {error.strerror}")
     os.environ.setdefault("EB_POLICY_FOLDER", str(Path.cwd()))  # where servers find module:Class
     end_as_ctrl_c()
     return _play(policies, args, options)

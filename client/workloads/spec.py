@@ -51,4 +51,5 @@ def build(text: str, table: Mapping[str, type[T]], what: str) -> T:
     except ValidationError as error:
         found = error.errors()[0]
         place_of = "".join(f"{key}: " for key in found["loc"])
-        raise SpecError(f"{what} {text!r}: {place_of}{found['msg']}") from None
+        told = found["msg"].removeprefix("Value error, ")
+        raise SpecError(f"{what} {text!r}: {place_of}{told}") from None

@@ -81,6 +81,7 @@ def test_every_claim_names_a_metric_that_exists() -> None:
         (["nonsense"], "there is no claim about nonsense; allowed: stall-free"),
         (["vtc", "--seeds", "3"], "--seeds must be at least 4"),
         (["vtc", "--seconds", "0"], "--seconds: must be seconds > 0"),
+        (["vtc", "--out", "/dev/null/x"], "--out /dev/null/x: Not a directory"),
     ],
 )
 def test_a_wrong_command_says_what_is_allowed(

@@ -79,7 +79,7 @@ def test_describe_counts_ties() -> None:
         ("gamma:burstiness=2,3", "'3' is unknown"),
         ("closed:users=1.5", "valid integer"),
         ("plan:huge", "'low', 'medium' or 'high'"),
-        ("plan:low,bins=3", "bins cannot be combined with level"),
+        ("plan:low,bins=3", "': bins cannot be combined with level"),
     ],
 )
 def test_an_impossible_shape_is_refused_with_what_is_allowed(spec: str, words: str) -> None:
