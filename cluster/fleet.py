@@ -44,6 +44,7 @@ class _Placed:
     asked: Any = None
     stopping: Any = None
     state: ReplicaState | None = None
+    refused: bool = False  # its last server could not start
     again_at_s: float = 0.0
     late_at_s: float = 0.0  # when it is said that no machine has room
 
@@ -75,8 +76,9 @@ class ReplicaFleet:
         while len(self._replicas) < self._config.least:
             self._add()
         for replica in self._replicas:
-            if not self._asked(replica):
-                return False
+            self._ask(replica)
+        if not self.started.is_set() and all(replica.refused for replica in self._replicas):
+            return False
         self._list()
         if (shown := self._shown()) is not None:
             self._scale(shown)
@@ -117,14 +119,14 @@ class ReplicaFleet:
         self._replicas.sort(key=lambda replica: replica.number)
         log.info("replica %d is wanted", number)
 
-    def _asked(self, replica: _Placed) -> bool:
-        """Takes its answer, and asks again. False: it could not start, as none could so far."""
+    def _ask(self, replica: _Placed) -> None:
+        """Takes its answer, and asks again."""
         now_s = time.monotonic()
         if replica.asked is None:
             if replica.again_at_s <= now_s:
                 replica.asked = replica.actor.state.remote()
                 replica.late_at_s = now_s + LATE_S
-            return True
+            return
         try:
             state: ReplicaState = ray.get(replica.asked, timeout=0)
         except GetTimeoutError:
@@ -136,24 +138,22 @@ class ReplicaFleet:
                     self._config.cpus_per_replica,
                     self._config.gpus_per_replica,
                 )
-            return True
+            return
         except RayActorError:
             replica.asked, replica.again_at_s = None, now_s + BEAT_S
             log.warning("replica %d was lost; Ray starts it again", replica.number)
-            return True
+            return
         replica.asked = None
-        if state.ended is None:
-            if replica.state is None or replica.state.url != state.url:
-                log.info("replica %d is at %s", replica.number, state.url)
-            replica.state = state
-            return True
-        if not self.started.is_set():
-            log.error("the server ended with status %d before it was ready", state.ended)
-            return False
-        log.error("replica %d cannot start at %s; tried again", replica.number, state.url)
-        ray.kill(replica.actor, no_restart=False)
-        replica.again_at_s = now_s + AGAIN_S
-        return True
+        replica.refused = state.ended is not None
+        if replica.refused:
+            why = "the server of replica %d ended with status %d before it was ready, at %s"
+            log.error(why, replica.number, state.ended, state.url)
+            ray.kill(replica.actor, no_restart=False)
+            replica.again_at_s = now_s + AGAIN_S
+            return
+        if replica.state is None or replica.state.url != state.url:
+            log.info("replica %d is at %s", replica.number, state.url)
+        replica.state = state
 
     def _list(self) -> None:
         """Writes the list if it changed: the first as soon as a server is ready, since a router

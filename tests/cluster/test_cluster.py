@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 import requests
 
 from tests.support.postgres import Postgres
-from tests.support.process import ROOT, free_port
+from tests.support.process import ROOT
 from tests.support.process import eventually as within
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def nodes() -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def started(nodes: Cluster, log: Path, *options: str, **variables: str) -> Iterator[Any]:
-    port, first = free_port(), free_port()
+    first = random.randrange(20_000, 30_000, 10)  # below the ports that the system gives to others
+    port = first + 5
     command = [sys.executable, "-P", "-m", "cluster", "--address", nodes.address]
     command += ["--port", str(port), "--replica-port", str(first), "--max-batch-size", "8"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
