@@ -21,7 +21,7 @@ def _replicas(text: str) -> str:
     if not all(end.isdecimal() and 1 <= int(end) <= 512 for end in ends) or text.endswith("."):
         raise ValueError(f"{text!r} is wrong; allowed: N, or LEAST..MOST, from 1 to 512")
     if int(ends[0]) > int(ends[1]):
-        raise ValueError(f"{text!r} is wrong; allowed: no more at the least than at the most")
+        raise ValueError(f"{text!r} is wrong; allowed: a LEAST of at most MOST")
     return text
 
 
