@@ -21,9 +21,9 @@ from benchmarks.harness.report import options, report
 from benchmarks.harness.turns import ratio_of
 from client.analysis.figures import table_of, tokens_between
 from client.comparison.fleet import Fleet
-from client.comparison.limits import knee
+from client.comparison.runs import knee
 from client.experiment import Experiment, Found
-from client.load.servers.system import MODES, System, server_command
+from client.load.servers.processes import MODES, System, server_command
 from client.workloads.recipe import Recipe, make
 
 RECIPE = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)  # compare.sh's

@@ -29,12 +29,11 @@ from client.analysis.gates import (
 from client.analysis.metrics import Objectives, RunFigures, measure, parse_objectives
 from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
-from client.comparison.limits import calibrate, knee
+from client.comparison.runs import calibrate, knee
 from client.load.http.target import parse_target
 from client.load.live import say
-from client.load.servers.processes import ServerError, end_as_ctrl_c
+from client.load.servers.processes import MODES, ServerError, System, end_as_ctrl_c, server_command
 from client.load.servers.stats import stats
-from client.load.servers.system import MODES, System, server_command
 from client.load.workers import WorkerError
 from client.options.rules import (
     add_common_options,

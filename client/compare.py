@@ -24,9 +24,8 @@ from client.analysis.comparison.results import Calibration, Loss, Played
 from client.analysis.comparison.summary import planned as planned_runs
 from client.analysis.gates import FAILED
 from client.comparison.fleet import Fleet
-from client.comparison.limits import calibrated, limits_of
 from client.comparison.plan import Plan, planned, schedule
-from client.comparison.runs import carry_out
+from client.comparison.runs import calibrated, carry_out, limits_of
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
 from client.load.servers.processes import end_as_ctrl_c

@@ -17,7 +17,7 @@ from client.analysis.metrics import measure
 from client.comparison.fleet import Fleet
 from client.load.live import say
 from client.load.machine import ROOT, machine, versions
-from client.load.servers.system import System
+from client.load.servers.processes import System
 from client.workloads.recipe import Recipe, make
 
 GAP_S = 0.1

@@ -11,12 +11,12 @@ from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import measure
 from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
-from client.comparison.limits import saturated
+from client.comparison.runs import saturated
 from client.experiment import Experiment
 from client.load.live import say
 from client.load.records import Run
+from client.load.servers.processes import System, server_command
 from client.load.servers.stats import described, stats
-from client.load.servers.system import System, server_command
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Speed, Traffic, closed_loop, open_loop
 from client.workloads.workload_file import Workload

@@ -18,12 +18,12 @@ from client.load.servers.probing import FIRST_ANSWER_S, adapted, served_words
 from client.load.servers.processes import (
     Server,
     ServerError,
+    System,
     await_health,
     free_port,
     launched,
 )
 from client.load.servers.stats import settled_stats
-from client.load.servers.system import System
 from client.load.workers import Crew
 from client.workloads.prompts import lengths_are_chosen
 from client.workloads.recipe import Recipe, make

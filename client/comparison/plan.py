@@ -18,7 +18,7 @@ from pathlib import Path
 from client.analysis.comparison.results import Calibration, Job
 from client.experiment import in_turn
 from client.load.live import say
-from client.load.servers.system import System
+from client.load.servers.processes import System
 from client.options.compare import BUDGETS_S, SEEDS, CompareOptions
 from client.workloads.recipe import Recipe
 

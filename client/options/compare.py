@@ -12,7 +12,7 @@ from pathlib import Path
 from client.analysis.metrics import Objectives, parse_objectives
 from client.load.http.target import parse_target
 from client.load.machine import ROOT
-from client.load.servers.system import COMPARED, MODES, NO_WAIT, System, server_command
+from client.load.servers.processes import COMPARED, MODES, NO_WAIT, System, server_command
 from client.options.rules import (
     add_common_options,
     add_shape_options,

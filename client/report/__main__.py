@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.load.raw import RawError
+from client.load.records import RawError
 from client.report.comparison import read_comparison, write_comparison
 from client.report.comparison_page import as_text, write_comparison_page
 from client.report.run import read_run, run_text, write_run_report

@@ -20,8 +20,7 @@ from client.analysis.fairness import Isolated
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import PERCENTILES, Interval
-from client.load.raw import RawError, read_raw, write_raw
-from client.load.records import write_requests
+from client.load.records import RawError, read_raw, write_raw, write_requests
 from client.workloads.workload_file import WorkloadError
 
 

@@ -10,8 +10,8 @@ from client.analysis.gates import VALID
 from client.analysis.metrics import Objectives
 from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
+from client.load.servers.processes import System
 from client.load.servers.stats import described
-from client.load.servers.system import System
 from client.report.page import Table
 from client.report.words import contained, objectives_text
 from client.workloads.recipe import Recipe, used

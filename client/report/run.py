@@ -13,8 +13,7 @@ from client.analysis.figures import LATENCIES, Figure
 from client.analysis.gates import SATURATED, RunVerdict, judge, void_of
 from client.analysis.metrics import Objectives, RunFigures, measure
 from client.load.deferred import Job
-from client.load.raw import RUNS, RawError, read_raw, write_raw
-from client.load.records import Run, write_requests
+from client.load.records import RUNS, RawError, Run, read_raw, write_raw, write_requests
 from client.load.servers.stats import described
 from client.report.page import Table
 from client.report.tables import VOID, server_table

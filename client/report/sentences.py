@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from client.analysis.comparison.results import Bracket, Headline
 from client.analysis.comparison.summary import TAIL, Point, names_of
 from client.analysis.gates import VALID
-from client.load.servers.system import NO_WAIT
+from client.load.servers.processes import NO_WAIT
 from client.report.words import number, objectives_text, rate, seconds, spoken, times
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
-from client.load.servers.system import NO_WAIT
+from client.load.servers.processes import NO_WAIT
 
 _SPOKEN = {
     "nobatch": "one request at a time",

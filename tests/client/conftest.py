@@ -16,8 +16,7 @@ from typing import Protocol
 import pytest
 
 from client.load.http.target import Target
-from client.load.servers.processes import Server, await_health, launched
-from client.load.servers.system import System
+from client.load.servers.processes import Server, System, await_health, launched
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 

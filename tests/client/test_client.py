@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from client.client import main
-from client.load.servers.processes import ROOT
+from client.load.machine import ROOT
 from client.report.__main__ import main as report
 from client.selftest import self_test
 from client.workloads.recipe import Recipe, make

@@ -13,11 +13,10 @@ import pytest
 
 from client.compare import main
 from client.comparison.fleet import Fleet
-from client.comparison.limits import calibrate
 from client.comparison.plan import Plan
-from client.comparison.runs import carry_out
+from client.comparison.runs import calibrate, carry_out
+from client.load.servers.processes import System
 from client.load.servers.stats import handled, reset_stats, stats
-from client.load.servers.system import System
 from client.report.__main__ import main as report
 from client.report.comparison import read_comparison
 from client.workloads.recipe import Recipe

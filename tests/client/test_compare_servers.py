@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from client.load.servers.processes import ROOT
-from client.load.servers.system import COMPARED
+from client.load.machine import ROOT
+from client.load.servers.processes import COMPARED
 from tests.support.process import environment, eventually
 
 REQUESTS = 6

@@ -22,10 +22,9 @@ from client.analysis.comparison.summary import measured_together
 from client.analysis.metrics import Objectives
 from client.analysis.search import SearchError
 from client.comparison.fleet import Fleet
-from client.comparison.limits import knee
-from client.comparison.runs import carry_out
+from client.comparison.runs import carry_out, knee
 from client.load.http.target import parse_target
-from client.load.servers.system import System
+from client.load.servers.processes import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client.analysis.made import outcome, run_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client import capacity
-from client.load.servers.processes import ROOT
+from client.load.machine import ROOT
 from client.options import client, compare
 from client.options.rules import check
 from client.workloads.spec import SpecError

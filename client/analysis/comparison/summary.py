@@ -38,8 +38,8 @@ from client.analysis.statistics import (
     percentile,
     rate_interval,
 )
+from client.load.servers.processes import COMPARED
 from client.load.servers.stats import handled
-from client.load.servers.system import COMPARED
 
 TAIL = 99  # the percentile that is paired beside medians
 BySeed = Mapping[int, Sequence[Result]]  # one run, or two where the system is the control

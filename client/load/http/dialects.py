@@ -29,9 +29,9 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The content of one stream event (or a whole response).
+    """The content of one stream event, or of a whole response.
 
-    ``tokens`` in it; ``total`` and ``prompt_tokens`` if the server states them;
+    ``tokens`` in an event; ``total`` and ``prompt_tokens`` if the server states them;
     ``first_s``/``queue_s`` if it reports its own timing; ``last`` ends the stream.
     """
 
@@ -70,13 +70,10 @@ class Native:
         return body
 
     def event(self, data: Json) -> Event:
-        if data.get("done"):
-            return self.answer(data)
         if "error" in data:
-            raise AnswerError(str(data["error"]))
-        return Event(tokens=_count(data, "tokens"))
-
-    def answer(self, data: Json) -> Event:
+            raise AnswerError(_message(data["error"]))
+        if "num_tokens" not in data:
+            return Event(tokens=_count(data, "tokens"))
         timing = data.get("timing", {})
         return Event(
             total=_count(data, "num_tokens"),
@@ -135,13 +132,6 @@ class OpenAI:
             prompt_tokens=_count_if_any(usage, "prompt_tokens"),
         )
 
-    def answer(self, data: Json) -> Event:
-        return Event(
-            total=_count(data["usage"], "completion_tokens"),
-            prompt_tokens=_count_if_any(data["usage"], "prompt_tokens"),
-            last=True,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Tgi:
@@ -169,17 +159,10 @@ class Tgi:
             raise AnswerError(_message(data["error"]))
         details = data.get("details") or {}
         return Event(
-            tokens=int(bool(data["token"])),
+            tokens=int(bool(data.get("token"))),
             total=_count_if_any(details, "generated_tokens"),
+            prompt_tokens=len(details.get("prefill") or ()),
             last=data.get("generated_text") is not None,
-        )
-
-    def answer(self, data: Json) -> Event:
-        prefill = data["details"].get("prefill")
-        return Event(
-            total=_count(data["details"], "generated_tokens"),
-            prompt_tokens=len(prefill) if prefill else None,
-            last=True,
         )
 
 

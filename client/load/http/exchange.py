@@ -105,10 +105,10 @@ class Exchange:
             if run.target.stream:
                 await self._read_stream(response)
             else:
-                answer = run.target.dialect.answer(json.loads(await response.read()))
-                self._take(answer, run.now())
+                whole = run.target.dialect.event(json.loads(await response.read()))
+                self._take(whole, run.now())
         if found.output_tokens is None:
-            raise AnswerError("the stream ended without a count of its tokens")
+            raise AnswerError("the response ended without a count of its tokens")
         if run.target.stream and not run.target.native:
             self.deliveries, found.unplaced = counted(
                 self.deliveries, self.stated, found.output_tokens
@@ -145,7 +145,7 @@ class Exchange:
 
     def _take(self, event: Event, at: float) -> None:
         found, progress = self.outcome, self.run.progress
-        if event.tokens:
+        if event.tokens and self.run.target.stream:
             if found.first_s is None:
                 found.first_s = at
             self.deliveries.append((at, event.tokens))

@@ -1,4 +1,5 @@
-"""Starts and stops real servers; says whether one responds."""
+"""The systems that are measured: modes of our server, which are started and stopped here, and
+servers that already run. Says whether one responds."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ import psutil
 import requests
 
 from client.load.http.target import Target, parse_target
+from client.load.machine import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
+MODES = ("nobatch", "static", "dynamic")
+NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0
+COMPARED = ("nobatch", "static", NO_WAIT, "dynamic")
 _STOP_S = 20.0
 _DYING_S = 5.0
 _ANSWER_S = 30.0
@@ -27,6 +31,34 @@ _ANSWER_S = 30.0
 class ServerError(RuntimeError):
     """A server that did not come up or does not respond; after the first line the end of its
     log."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A mode of our server (``command`` starts it) or a server that already runs (``target``).
+
+    ``beside``: it is shown beside that system, at a single load, with which the other keeps up.
+    """
+
+    name: str
+    command: tuple[str, ...] | None
+    target: Target | None
+    beside: str | None = None
+
+
+def server_command(
+    mode: str, model: str, options: Sequence[str], *, prefix_caching: bool = False
+) -> tuple[str, ...]:
+    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy, and
+    ``static:nowait`` starts a batch at once. Without prefix caching a comparison is of scheduling
+    alone; the other modes have none."""
+    name, _, policy = mode.partition(":")
+    chosen: tuple[str, ...] = ()
+    if name == "dynamic":
+        chosen += ("--policy", policy) if policy else ()
+        chosen += ("--prefix-caching", str(prefix_caching).lower())
+    chosen += (*options, *(("--max-wait-ms", "0") if mode == NO_WAIT else ()))
+    return (str(ROOT / "server.sh"), name, "--model", model, *chosen)
 
 
 @dataclass(frozen=True, slots=True)

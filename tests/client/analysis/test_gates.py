@@ -13,7 +13,7 @@ from client.analysis.comparison.summary import points, verdict_of
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.metrics import Objectives, measure
 from client.load.records import Run
-from client.load.servers.system import NO_WAIT
+from client.load.servers.processes import NO_WAIT
 from tests.client.analysis.made import CALIBRATION, outcome, result, run_of, steady
 
 

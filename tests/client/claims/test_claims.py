@@ -14,7 +14,7 @@ from client.claims.figures import METRICS
 from client.claims.play import BLOCK, Played, play
 from client.claims.report import as_text, ratio, recorded, smallest, summary, write
 from client.claims.verdict import MOST_FALSE, SEEN, TOO_CLOSE
-from client.load.servers.system import System
+from client.load.servers.processes import System
 from client.workloads.traffic import Flow, Traffic
 from tests.client.conftest import command
 

@@ -9,15 +9,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from client.load.raw import RawError, read_raw, write_raw
-from client.load.records import Outcome, Run
+from client.load.records import Outcome, RawError, Run, read_raw, write_raw
 from client.workloads.workload_file import write_workload
 from tests.client.conftest import workload
 
 micros = st.integers(0, 10**9).map(lambda n: n / 1e6)
 deliveries = st.lists(st.tuples(micros, st.integers(1, 3)), max_size=5).map(tuple)
 outcomes = st.builds(
-    Outcome, index=st.integers(0, 99), sent_s=micros, first_s=st.none() | micros,
+    Outcome, index=st.integers(0, 99), deadline_s=st.none() | micros, intended_s=st.none() | micros,
+    sent_s=micros, first_s=st.none() | micros,
     deliveries=deliveries, failure=st.none() | st.text(), unfinished=st.booleans(),
 )  # fmt: skip
 WORKLOAD = workload(requests=3)
