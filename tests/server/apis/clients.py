@@ -13,10 +13,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,24 +59,27 @@ def _call(call: Any) -> tuple[str, Any]:
     return call.function.name, json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
-def _pieces(chunks: Iterable[Any]) -> list[str]:
-    return [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+def _like_openais(ask: Callable[..., Any]) -> Told:
+    """`ask` is given what a request has beside its prompt."""
+    called = ask(tools=[TOOL], tool_choice="required").choices[0].message
+    chunks = [chunk.choices[0].delta.content for chunk in ask(stream=True) if chunk.choices]
+    return Told(
+        ask().choices[0].message.content,
+        [content for content in chunks if content],
+        _call(called.tool_calls[0]),
+        json.loads(ask(response_format=FORMAT).choices[0].message.content),
+    )
 
 
-def with_openai(url: str, key: str = "none") -> Told:
+def with_openai(url: str, key: str = "none", retries: int = 0) -> Told:
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=retries) as client:
         chat = client.chat.completions
         asked: Any = {"model": MODEL, "messages": [USER], **LIMITS}
-        called = chat.create(**asked, tools=[TOOL], tool_choice="required")
         parsed: Any = chat.parse(**asked, response_format=Place).choices[0].message.parsed
-        return Told(
-            chat.create(**asked).choices[0].message.content,
-            _pieces(chat.create(**asked, stream=True)),
-            _call(called.choices[0].message.tool_calls[0]),
-            parsed.model_dump(),
-        )
+        told = _like_openais(partial(chat.create, **asked))
+        return replace(told, schema=parsed.model_dump())
 
 
 def with_agents(url: str) -> Told:
@@ -147,7 +149,8 @@ def with_llamaindex(url: str) -> Told:
     from llama_index.llms.openai_like import OpenAILike
 
     options: Any = {"is_chat_model": True, "is_function_calling_model": True, **LIMITS}
-    model = OpenAILike(model=MODEL, api_base=f"{url}/v1", api_key="none", max_retries=0, **options)
+    made = partial(OpenAILike, model=MODEL, api_base=f"{url}/v1", api_key="none", **options)
+    model = made(max_retries=0)
 
     def weather(city: str) -> str:
         """The weather of a city."""
@@ -157,13 +160,7 @@ def with_llamaindex(url: str) -> Told:
     asked = [ChatMessage(role="user", content=ASKED)]
     called = model.chat_with_tools([tool], ASKED, tool_required=True)
     (call, *_) = model.get_tool_calls_from_response(called)
-    formatted = OpenAILike(
-        model=MODEL,
-        api_base=f"{url}/v1",
-        api_key="none",
-        should_use_structured_outputs=True,
-        **options,
-    )
+    formatted = made(should_use_structured_outputs=True)
     return Told(
         model.chat(asked).message.content,
         [part.delta for part in model.stream_chat(asked) if part.delta],
@@ -257,13 +254,7 @@ def with_litellm(url: str) -> Told:
         pass  # by which its fallbacks begin
     else:
         raise AssertionError("a prompt beyond the context was taken")
-    called = ask(tools=[TOOL], tool_choice="required").choices[0].message
-    return Told(
-        ask().choices[0].message.content,
-        _pieces(ask(stream=True)),
-        _call(called.tool_calls[0]),
-        json.loads(ask(response_format=FORMAT).choices[0].message.content),
-    )
+    return _like_openais(ask)
 
 
 def with_litellm_proxy(url: str) -> Told:
@@ -283,39 +274,17 @@ def with_litellm_proxy(url: str) -> Told:
         command += ["--host", "127.0.0.1", "--port", str(port)]
         with subprocess.Popen(command, stdout=sys.stderr) as proxy:
             try:
-                _wait(f"http://127.0.0.1:{port}/health/liveliness", proxy)
-                return with_openai(f"http://127.0.0.1:{port}", KEY)
+                # it starts within so many retries
+                return with_openai(f"http://127.0.0.1:{port}", KEY, retries=30)
             finally:
                 proxy.terminate()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=10).close()
-            return
-        except OSError:
-            assert process.poll() is None
-            assert time.monotonic() < deadline_s
-            time.sleep(0.2)
 
 
 def with_huggingface_hub(url: str) -> Told:
     from huggingface_hub import InferenceClient
 
     with InferenceClient(base_url=f"{url}/v1") as client:
-
-        def ask(**more: Any) -> Any:
-            return client.chat_completion([USER], **LIMITS, **more)
-
-        called = ask(tools=[TOOL], tool_choice="required").choices[0].message
-        return Told(
-            ask().choices[0].message.content,
-            _pieces(ask(stream=True)),
-            _call(called.tool_calls[0]),
-            json.loads(ask(response_format=FORMAT).choices[0].message.content),
-        )
+        return _like_openais(partial(client.chat_completion, [USER], **LIMITS))
 
 
 def with_text_generation(url: str) -> Told:

@@ -3,6 +3,7 @@ makes and keeps."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,14 +15,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 from benchmarks.peers.environments import BUILD
-from tests.client.conftest import started
+from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
+from tests.peers import installed
 from tests.server.apis import clients
-from tests.server.test_smollm2 import START_S
 from tests.smollm2 import FILE, NO_NETWORK
 from tests.support.hash_app import ANSWER, CONTEXT
 from tests.support.process import serving
+from text.gguf_vocabulary import _Vocabulary
+from text.vocabulary import load_tokenizer, read_metadata
 
 PYTHON: Mapping[str, Sequence[str]] = {
     "openai": ["openai==3.57.0"],
@@ -48,19 +52,11 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("clients")
-    command = [sys.executable, "app.py", "dynamic", "--model", str(FILE), "--dtype", "float32"]
+    folder, options = tmp_path_factory.mktemp("clients"), {"model": str(FILE), "dtype": "float32"}
     # Codex's prompt has some 5,400 tokens, and its answers are bounded by the context alone
-    command += [
-        "--max-model-len",
-        "6000",
-        "--served-model-name",
-        clients.MODEL,
-        "--data-dir",
-        str(folder / "data"),
-    ]
-    with started(command, "clients", folder / "log", START_S) as server:
-        yield server.target.url
+    served: Any = {**options, "max_model_len": 6000, "served_model_name": clients.MODEL}
+    with serving(folder, app="app:create_app()", **served) as server:
+        yield server.url
 
 
 def made(name: str, wanted: Sequence[str], commands: Sequence[Sequence[str]]) -> Path:
@@ -202,3 +198,65 @@ def test_codex_runs_the_command_that_a_model_calls(tmp_path: Path) -> None:
         process = codex(server.url, tmp_path, "Run it.", "--sandbox", "danger-full-access")
         ran = next(one for one in items(process) if one["type"] == "command_execution")
     assert ran["aggregated_output"].strip() == "seen"
+
+
+TASK: dict[str, Any] = {  # of the harness: what follows a question, and how likely that is
+    "task": "continuations",
+    "dataset_path": "json",
+    "output_type": "loglikelihood",
+    "test_split": "test",
+    "doc_to_text": "{{context}}",
+    "doc_to_target": "{{continuation}}",
+    "target_delimiter": "",
+    "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+}
+
+
+def told_by_the_harness(url: str, folder: Path) -> list[dict[str, Any]]:
+    """Each question is followed by the next one, as more of them or as another text."""
+    harness, cases = installed("lmeval"), folder / "cases.jsonl"
+    pairs = itertools.product(itertools.pairwise(QUESTIONS), "\n ")
+    cases.write_text(
+        "".join(
+            json.dumps({"context": question, "continuation": separator + after}) + "\n"
+            for (question, after), separator in pairs
+        )
+    )
+    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(cases)}}}
+    (folder / "continuations.yaml").write_text(json.dumps(task))  # which is YAML, too
+    hub, _ = _Vocabulary(read_metadata(FILE), str(FILE))._byte_level()
+    hub.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = {
+        "model": clients.MODEL, "base_url": f"{url}/v1/completions", "tokenizer": folder,
+        "tokenizer_backend": "huggingface", "max_length": 512, "num_concurrent": 8,
+    }  # fmt: skip
+    command = [
+        *(harness, "-m", "lm_eval", "--model", "local-completions"),
+        *("--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
+        *("--include_path", folder, "--tasks", "continuations", "--log_samples"),
+        *("--output_path", folder / "results"),
+    ]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(BUILD / "cache" / "hub")}
+    subprocess.run(command, check=True, timeout=CLIENT_S, env=env)
+    (samples,) = (folder / "results").rglob("samples_continuations_*.jsonl")
+    found = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert len(found) == 2 * (len(QUESTIONS) - 1)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("smollm2_file")
+def test_lm_eval_reads_the_log_likelihoods_of_transformers(url: str, tmp_path: Path) -> None:
+    peer, encode = transformers_model(), load_tokenizer(str(FILE)).encode
+    for sample in told_by_the_harness(url, tmp_path):
+        context, whole = (encode(sample["doc"]["context"] + more)
+                          for more in ("", sample["doc"]["continuation"]))  # fmt: skip
+        with torch.no_grad():
+            logprobs = peer(torch.tensor([whole])).logits[0, len(context) - 1 : -1].log_softmax(-1)
+        wanted = torch.tensor(whole[len(context) :])
+        total = float(logprobs.gather(1, wanted[:, None]).sum())
+        ((logprob, is_greedy),) = sample["resps"][0]
+        assert float(logprob) == pytest.approx(total, abs=1e-3), sample["doc"]
+        assert (is_greedy in (True, "True")) == bool((logprobs.argmax(-1) == wanted).all())
