@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import random
 import re
@@ -14,12 +13,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import openai
 import psutil
 import pytest
 import requests
 
+from tests.support.official import line, official, outcome, submitted
 from tests.support.postgres import Postgres
 from tests.support.process import ROOT
 from tests.support.process import eventually as within
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 LINES = 2_000
 PATIENCE_S = 240.0  # Ray and three servers start beside other tests
 STREAMS = 32
+PLACES = 2 * 8  # of two servers
+ASKED: Any = {"model": "embedded", "prompt": "import", "extra_body": {"ignore_eos": True}}
+NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
 SECONDS = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
 
 eventually = functools.partial(within, within_s=PATIENCE_S)
@@ -40,112 +44,101 @@ def nodes() -> Iterator[Cluster]:
     """A head without room, and two nodes, each with room for both replicas."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    common = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
-    head = {**common, "num_cpus": 0, "include_dashboard": False, "_system_config": SECONDS}
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": SECONDS}
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
-        cluster.add_node(**common, num_cpus=2)
+        cluster.add_node(**NODE, num_cpus=2)
     yield cluster
     cluster.shutdown()
 
 
+class Started(NamedTuple):
+    url: str
+    log: Path
+    begun: list[None]  # one for each stream whose first event has come
+
+    def servers(self) -> list[int]:
+        """The processes of all that were started, in that order."""
+        return [int(pid) for pid in re.findall(r"server started, pid (\d+)", self.log.read_text())]
+
+    def upstreams(self) -> list[dict[str, Any]]:
+        shown = requests.get(f"{self.url}/upstreams", timeout=PATIENCE_S).json()
+        return list(shown["upstreams"])
+
+    def ready(self) -> int:
+        return sum(upstream["ready"] for upstream in self.upstreams())
+
+    def client(self) -> openai.OpenAI:
+        return official(self).with_options(timeout=PATIENCE_S)
+
+    def completes(self) -> bool:
+        return bool(self.client().completions.create(**ASKED, max_tokens=4).choices)
+
+    def streams(self, tokens: int) -> str:
+        """How a stream ends."""
+        try:
+            events = self.client().completions.create(**ASKED, max_tokens=tokens, stream=True)
+            next(events)
+            self.begun.append(None)
+            for _ in events:
+                pass
+        except openai.APIError as error:
+            assert type(error) is openai.APIError, "no event of an error"
+            return "error"
+        return "whole"
+
+
 @contextlib.contextmanager
-def started(nodes: Cluster, log: Path, *options: str, **variables: str) -> Iterator[Any]:
+def started(nodes: Cluster, log: Path, *options: str, **variables: str) -> Iterator[Started]:
     first = random.randrange(20_000, 30_000, 10)  # below the ports that the system gives to others
-    port = first + 5
+    url = f"http://127.0.0.1:{first + 5}"
     command = [sys.executable, "-P", "-m", "cluster", "--address", nodes.address]
-    command += ["--port", str(port), "--replica-port", str(first), "--max-batch-size", "8"]
+    command += ["--port", str(first + 5), "--replica-port", str(first), "--max-batch-size", "8"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, *options], env=environment, stdout=output, stderr=subprocess.STDOUT
         )
-    url = f"http://127.0.0.1:{port}"
+    cluster = Started(url, log, [])
     try:
         eventually(lambda: process.poll() is not None or "ready on " + url in log.read_text(), url)
-        yield url
+        yield cluster
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0, log.read_text()
-        assert not [pid for pid in servers(log) if psutil.pid_exists(pid)]
+        assert not [pid for pid in cluster.servers() if psutil.pid_exists(pid)]
     finally:
         process.kill()
         process.wait()
 
 
-def servers(log: Path) -> list[int]:
-    """The processes of all servers that were started, in that order."""
-    return [int(pid) for pid in re.findall(r"server started, pid (\d+)", log.read_text())]
-
-
-def upstreams(url: str) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = requests.get(f"{url}/upstreams", timeout=PATIENCE_S).json()[
-        "upstreams"
-    ]
-    return listed
-
-
-def ready(url: str) -> int:
-    return sum(upstream["ready"] for upstream in upstreams(url))
-
-
-def completed(url: str, tokens: int = 4) -> int:
-    body = {"model": "embedded", "prompt": "import", "max_tokens": tokens, "ignore_eos": True}
-    return requests.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code
-
-
-def streamed(url: str, tokens: int) -> str:
-    """How a stream ends: `[DONE]`, or the type of its error."""
-    body = {"model": "embedded", "prompt": "import", "max_tokens": tokens, "ignore_eos": True}
-    with requests.post(
-        f"{url}/v1/completions", json=body | {"stream": True}, stream=True, timeout=PATIENCE_S
-    ) as response:
-        events = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
-    last = events[-1].decode()
-    return last if last == "[DONE]" else str(next(iter(json.loads(last))))
-
-
-def test_a_node_that_is_killed_costs_no_request_that_had_no_answer_yet(
+def test_a_draining_server_and_a_killed_node_are_replaced_and_cost_what_had_begun_at_most(
     nodes: Cluster, postgres: Postgres, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
+    """Requests that wait start a second server. One that is asked to end answers what it accepted.
+    A node that dies costs no request that had no answer yet, and no line of a batch."""
+    database = postgres.new_database()
     with (
-        started(nodes, log, "--replicas", "2", DATABASE_URL=postgres.new_database()) as url,
-        ThreadPoolExecutor(3 * STREAMS) as clients,
+        started(nodes, tmp_path / "log", "--replicas", "1..2", DATABASE_URL=database) as cluster,
+        ThreadPoolExecutor(2 * STREAMS) as clients,
     ):
-        eventually(lambda: ready(url) == 2, "two replicas are ready")
-        batch = created(url)
-        streams = [clients.submit(streamed, url, 200) for _ in range(STREAMS)]
-        eventually(lambda: sum(u["in_flight"] for u in upstreams(url)) == 16, "all places taken")
-        asked = [clients.submit(completed, url) for _ in range(STREAMS)]
+        streams = [clients.submit(cluster.streams, 900) for _ in range(PLACES)]
+        eventually(lambda: cluster.ready() == 2, "requests that wait start a second replica")
+        os.kill(cluster.servers()[0], signal.SIGTERM)
+        assert {stream.result() for stream in streams} == {"whole"}
+        eventually(lambda: cluster.ready() == 2 and len(cluster.servers()) == 3, "a third server")
+        client = cluster.client()
+        batch = submitted(client, [line(number, max_tokens=2) for number in range(LINES)])
+        streams = [clients.submit(cluster.streams, 200) for _ in range(STREAMS)]
+        eventually(lambda: len(cluster.begun) >= 2 * PLACES, "all places taken again")
+        asked = [clients.submit(cluster.completes) for _ in range(STREAMS)]
         kill_a_node(nodes)
-        nodes.add_node(node_ip_address="127.0.0.1", object_store_memory=100 * 2**20, num_cpus=2)
-        assert {answer.result() for answer in asked} == {200}
+        nodes.add_node(**NODE, num_cpus=2)
+        assert all(answer.result() for answer in asked)
         ends = [stream.result() for stream in streams]
-        assert set(ends) <= {"[DONE]", "error"}
-        assert 0 < ends.count("error") <= 16  # what ran on the dead node, and had begun
-        eventually(
-            lambda: ready(url) == 2 and log.read_text().count("server started") == 3,
-            "it lives elsewhere",
-        )
-        ids = lines_of(url, batch)
-        assert sorted(ids) == sorted(f"r{n}" for n in range(LINES))
-
-
-def test_a_server_that_drains_is_replaced_without_a_cut_stream(
-    nodes: Cluster, tmp_path: Path
-) -> None:
-    """A server asked to end answers what it accepted and is started again; others serve the rest.
-    Requests that wait start a second one."""
-    log = tmp_path / "log"
-    options = ("--replicas", "1..2", "--data-dir", str(tmp_path))
-    with started(nodes, log, *options) as url, ThreadPoolExecutor(24) as clients:
-        streams = [clients.submit(streamed, url, 900) for _ in range(16)]
-        eventually(lambda: ready(url) == 2, "requests that wait start a second replica")
-        os.kill(servers(log)[0], signal.SIGTERM)
-        assert {stream.result() for stream in streams} == {"[DONE]"}
-        eventually(lambda: ready(url) == 2 and len(servers(log)) == 3, "it was started again")
-        answers = [clients.submit(completed, url) for _ in range(8)]
-        assert {answer.result() for answer in answers} == {200}
+        assert 0 < ends.count("error") <= PLACES  # what ran on the dead node, and had begun
+        eventually(lambda: cluster.ready() == 2 and len(cluster.servers()) > 3, "a fourth server")
+        eventually(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch")
+        outcome(client, client.batches.retrieve(batch.id), LINES)
 
 
 def kill_a_node(nodes: Cluster) -> None:
@@ -165,32 +158,3 @@ def kill_a_node(nodes: Cluster) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     nodes.worker_nodes.remove(node)
-
-
-def created(url: str) -> str:
-    line = {"method": "POST", "url": "/v1/completions"}
-    body = {"model": "embedded", "prompt": "import", "max_tokens": 2}
-    text = "".join(
-        json.dumps({**line, "custom_id": f"r{n}", "body": body}) + "\n" for n in range(LINES)
-    )
-    form = {"file": ("lines.jsonl", text)}
-    file = requests.post(
-        f"{url}/v1/files", files=form, data={"purpose": "batch"}, timeout=PATIENCE_S
-    ).json()
-    asked = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
-    batch: str = requests.post(f"{url}/v1/batches", json=asked, timeout=PATIENCE_S).json()["id"]
-    return batch
-
-
-def lines_of(url: str, batch: str) -> list[str]:
-    def shown() -> dict[str, Any]:
-        answer: dict[str, Any] = requests.get(
-            f"{url}/v1/batches/{batch}", timeout=PATIENCE_S
-        ).json()
-        return answer
-
-    eventually(lambda: shown().get("status") == "completed", "the batch is complete")
-    text = requests.get(
-        f"{url}/v1/files/{shown()['output_file_id']}/content", timeout=PATIENCE_S
-    ).text
-    return [json.loads(line)["custom_id"] for line in text.splitlines()]

@@ -12,12 +12,9 @@ Nothing is computed before its result is asked for, as on a device that is late.
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
 a manager that survives a failing model would otherwise hide it.
 
-    model = HashModel()                                    # real time, as a server needs it
-    model = HashModel(step_s=0.02)                         # keeps requests in flight for a while
-    model = HashModel(duration_s=virtual_duration_s)       # virtual time, exact in binary
-    model = HashModel(fail_on={3}, max_rows=8)             # the 3rd iteration fails, 9 rows too
-    model = HashModel(lost_from=3)                         # the device is lost in the 3rd
-    model = HashModel(lose_on={3}, poison=7)               # the model is, and wherever 7 is known
+    HashModel(step_s=0.02)                      # keeps requests in flight for a while
+    HashModel(duration_s=virtual_duration_s)    # virtual time, exact in binary
+    HashModel(fail_on={3}, max_rows=8)          # the 3rd iteration fails, 9 rows too
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from requested import Sampling, TokenLogprobs
 from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
@@ -51,13 +47,13 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    name: str
-    parameters: int
-    dtype: str
-    device: str
-    note: str
-    kernels: dict[str, str]
-    batch_invariant: bool
+    name: str = "hash"
+    parameters: int = 0
+    dtype: str = "int64"
+    device: str = "cpu"
+    note: str = "next token = hash of the prefix; tests only"
+    kernels: dict[str, str] = field(default_factory=dict)
+    batch_invariant: bool = True
     unused_gpu: str | None = None
     speculate: int = 64
 
@@ -87,61 +83,40 @@ class _Iteration:
         return self.model.land(self)
 
 
+@dataclass(kw_only=True, eq=False)
 class HashModel:
-    """`block_tokens`: of a block, of which there are enough for `budget` tokens.
-    `duration_s` (rows, positions): what an iteration reports; None reports the time it took.
-    `fail_on`: the numbers of the iterations (from 1) that raise InjectedError.
-    `lost_from`: from this iteration on all raise DeviceLostError.
-    `lose_on`: the numbers of the iterations in which the model is lost, and back at once.
-    `poison`: a token; the model is lost in every iteration with a sequence that holds it.
-    `fails_late`: whether they do when their result is asked for, or when they are started.
-    `max_rows`: more rows raise DeviceMemoryError.
-    `before_iteration` (number): called before it is executed; it may block or raise.
-    All of these may be changed between iterations."""
+    """All of its options may be changed between iterations. `num_blocks`: for 64 sequences, unless
+    there is a `budget` of tokens."""
 
-    def __init__(
-        self,
-        *,
-        context: int = 1024,
-        vocab_size: int = VOCAB_SIZE,
-        budget: int | None = None,
-        block_tokens: int = 1,
-        step_s: float = 0.0,
-        duration_s: Callable[[int, int], float] | None = None,
-        fail_on: Collection[int] = (),
-        lost_from: float = math.inf,
-        lose_on: Collection[int] = (),
-        poison: int | None = None,
-        fails_late: bool = True,
-        max_rows: int | None = None,
-        before_iteration: Callable[[int], None] | None = None,
-    ) -> None:
-        self.context = context
-        self.vocab_size = vocab_size
-        self.block_tokens = block_tokens
-        self.num_blocks = (64 * context if budget is None else budget) // block_tokens
-        note = "next token = hash of the prefix; tests only"
-        kernels = {"prefix x token": "int64 hash"}
-        self.info = Info("hash", 0, "int64", "cpu", note, kernels, batch_invariant=True)
-        self.step_s = step_s
-        self.duration_s = duration_s
-        self.fail_on = fail_on
-        self.lost_from = lost_from
-        self.lose_on = lose_on
-        self.poison = poison
-        self.fails_late = fails_late
-        self.max_rows = max_rows
-        self.lost: str | None = None
-        self.before_iteration = before_iteration
-        self.iterations = 0  # begun, those that failed included
-        self.most_in_flight = 0
-        self.losses = 0  # of the model in an iteration
-        self._unreported = False  # a loss not yet reported
+    context: int = 1024
+    vocab_size: int = VOCAB_SIZE
+    budget: int | None = None
+    block_tokens: int = 1
+    step_s: float = 0.0  # that an iteration takes
+    duration_s: Callable[[int, int], float] | None = None  # that it reports; of rows and positions
+    fail_on: Collection[int] = ()  # numbers of iterations (from 1) that raise InjectedError
+    lost_from: float = math.inf  # from this iteration on all raise DeviceLostError
+    lose_on: Collection[int] = ()  # iterations in which the model is lost, and back at once
+    poison: int | None = None  # a token, whose sequences lose the model in every iteration
+    fails_late: bool = True  # when the result is asked for, or else when it is started
+    max_rows: int | None = None  # more of them raise DeviceMemoryError
+    before_iteration: Callable[[int], None] | None = None  # it is executed; may block or raise
+
+    info = Info()
+    lost: str | None = field(default=None, init=False)
+    iterations = 0  # begun, those that failed included
+    most_in_flight = 0
+    losses = 0  # of the model in an iteration
+    _unreported = False  # a loss not yet reported
+    _thread: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        tokens = 64 * self.context if self.budget is None else self.budget
+        self.num_blocks = tokens // self.block_tokens
         self.breaches: list[str] = []
         self._sequences: dict[int, _Sequence] = {}
         self._kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
         self._flying: deque[_Iteration] = deque()
-        self._thread: int | None = None
 
     def warm_up(self) -> None:
         """Nothing to warm."""
@@ -171,10 +146,7 @@ class HashModel:
         self._require(len(new) > 0, "nothing is opened")
         for opening in new:
             self._require(len(opening.ids) >= opening.prompt_tokens > 0, f"{opening} has no prompt")
-            known = self._sequences.get(opening.id)
-            self._require(
-                known is None or not self._flies(opening.id), f"{opening.id} is opened in flight"
-            )
+            self._require(not self._flying_steps(opening.id), f"{opening.id} is opened in flight")
             self._sequences[opening.id] = _Sequence(opening, list(opening.ids))
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> _Iteration:
@@ -182,7 +154,7 @@ class HashModel:
         self._tell_loss()
         self._require(self.lost is None, "an iteration is started on a model that is lost")
         for id in released:
-            self._require(not self._flies(id), f"{id} is released in flight")
+            self._require(not self._flying_steps(id), f"{id} is released in flight")
             self._sequences.pop(id, None)
         self._require(len(steps) > 0, "an iteration without rows")
         self._require(len({step.id for step in steps}) == len(steps), "a sequence comes twice")
@@ -215,9 +187,8 @@ class HashModel:
     # --- what it checks ---------------------------------------------------------------------
 
     def _check(self, step: Step) -> None:
-        sequence = self._sequences.get(step.id)
-        self._require(sequence is not None, f"{step.id} was not opened")
-        assert sequence is not None
+        self._require(step.id in self._sequences, f"{step.id} was not opened")
+        sequence, flying = self._sequences[step.id], self._flying_steps(step.id)
         if not sequence.blocks:
             sequence.planned = step.start  # a prefix hit, or the beginning
             limit = len(sequence.ids) - 1
@@ -233,10 +204,10 @@ class HashModel:
         self._require(
             sequence.opening.sampling.constraint is None
             or not step.num_tokens
-            or not self._draws(step.id),
+            or not any(of.draw for of in flying),
             f"{step.id} has a constraint and a token in flight",
         )
-        self._require(not self._guesses(step.id), f"{step.id} has drafts in flight")
+        self._require(not any(of.drafts for of in flying), f"{step.id} has drafts in flight")
         self._require(not step.drafts or step.draw, f"{step.id} has drafts where nothing is drawn")
         end = step.start + step.num_tokens + step.drafts
         self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
@@ -255,14 +226,8 @@ class HashModel:
             self.poison in self._sequences[step.id].ids for step in steps
         )
 
-    def _flies(self, id: int) -> bool:
-        return any(step.id == id for iteration in self._flying for step in iteration.steps)
-
-    def _draws(self, id: int) -> bool:
-        return any(s.draw for i in self._flying for s in i.steps if s.id == id)
-
-    def _guesses(self, id: int) -> bool:
-        return any(s.drafts for i in self._flying for s in i.steps if s.id == id)
+    def _flying_steps(self, id: int) -> list[Step]:
+        return [step for iteration in self._flying for step in iteration.steps if step.id == id]
 
     def _check_thread(self) -> None:
         self._require(
@@ -377,13 +342,11 @@ class HashModel:
         return 0 if start == 0 else self._kv.get(self._slot(sequence, start - 1), -1)
 
 
+@dataclass(eq=False)
 class ScriptedModel(HashModel):
-    """Every request is answered with the same text, a token for each byte, and then ends. `answer`:
-    that text, or a file that has it; it may be changed between requests."""
+    """Every request is answered with the same text, a token for each byte, and then ends."""
 
-    def __init__(self, answer: str | Path = "", **options: Any) -> None:
-        super().__init__(**options)
-        self.answer = answer
+    answer: str | Path = ""  # a text, or a file that has it; it may be changed between requests
 
     def _execute(self, iteration: _Iteration) -> Outcome:
         outcome = super()._execute(iteration)
