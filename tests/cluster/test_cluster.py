@@ -83,8 +83,7 @@ class Started(NamedTuple):
             for _ in events:
                 pass
         except openai.APIError as error:
-            assert type(error) is openai.APIError, "no event of an error"
-            return "error"
+            return type(error).__name__
         return "whole"
 
 
@@ -135,7 +134,8 @@ def test_a_draining_server_and_a_killed_node_are_replaced_and_cost_what_had_begu
         nodes.add_node(**NODE, num_cpus=2)
         assert all(answer.result() for answer in asked)
         ends = [stream.result() for stream in streams]
-        assert 0 < ends.count("error") <= PLACES  # what ran on the dead node, and had begun
+        assert set(ends) <= {"whole", "APIError"}  # which is the event of an error
+        assert 0 < ends.count("APIError") <= PLACES  # what ran on the dead node, and had begun
         eventually(lambda: cluster.ready() == 2 and len(cluster.servers()) > 3, "a fourth server")
         eventually(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch")
         outcome(client, client.batches.retrieve(batch.id), LINES)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,9 +91,9 @@ def test_what_few_need_is_imported_for_them_alone() -> None:
     assert run(sys.executable, "-c", code).stdout.strip() == "set()"
 
 
-def test_the_command_serves_and_ctrl_c_ends_all_it_started(tmp_path: Path) -> None:
+def test_the_command_serves_until_ctrl_c_which_ends_all_it_started(tmp_path: Path) -> None:
     """Typed in a folder with a policy next to files named like Python's modules: all that lies
-    there comes last among what can be imported."""
+    there comes last among what can be imported. Under nohup it outlives its terminal."""
     (tmp_path / "mine.py").write_text(
         "from scheduling.policies.orca import Orca\n\nclass Mine(Orca): ...\n"
     )
@@ -100,13 +101,17 @@ def test_the_command_serves_and_ctrl_c_ends_all_it_started(tmp_path: Path) -> No
         (tmp_path / f"{name}.py").write_text("raise ImportError('not that one')")
     config = Config(mode="dynamic", port=free_port(), policy="mine:Mine")
     options = ["dynamic", "--port", str(config.port), "--policy", config.policy]
-    command = ["env", "-C", str(tmp_path), SERVER, *options]
+    command = ["nohup", "env", "-C", str(tmp_path), SERVER, *options]
     prompts = ["def main(", "import ", "# 東京\n"]
     with (
         spawned(tmp_path, config, command, environment(EB_PYTHON=sys.executable)) as server,
         clients(len(prompts)) as call,
     ):
         wait_ready(server)
+        before = server.members()
+        assert len(before) == 2
+        os.killpg(server.process.pid, signal.SIGHUP)
+        server.process.send_signal(signal.SIGHUP)
         answers = [call(server.ask, prompt, 8, seed=3) for prompt in prompts]
         for prompt, answer in zip(prompts, answers, strict=True):
             body = answer.result().json()
@@ -116,6 +121,7 @@ def test_the_command_serves_and_ctrl_c_ends_all_it_started(tmp_path: Path) -> No
         stats = server.stats()
         assert (stats["mode"], stats["policy"]) == ("dynamic", "mine:Mine")
         assert stats["model"]["name"] == "embedded"
+        assert server.members() == before
         server.interrupt()
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []

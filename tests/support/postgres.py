@@ -13,9 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
-
 START_S = 60
 MEMORY = Path("/dev/shm")  # a busy disk takes long for each sync
 FASTEST = MEMORY if MEMORY.is_dir() else None
@@ -65,7 +62,7 @@ class Postgres:
                 **self._as_user,
             )
         end_s = time.monotonic() + START_S
-        while not self._answers():
+        while self._run("pg_isready").returncode != 0:
             if self._process.poll() is not None or time.monotonic() > end_s:
                 raise RuntimeError(f"postgres did not start: {(self.folder / 'log').read_text()}")
             time.sleep(0.05)
@@ -84,24 +81,12 @@ class Postgres:
         """The URL of an empty database."""
         self._databases += 1
         name = f"jobs{self._databases}"
-        self._execute(f"CREATE DATABASE {name}")
+        self._run("createdb", "--username=postgres", name).check_returncode()
         return f"postgresql://postgres@/{name}?host={self.folder}"
 
-    def _execute(self, statement: str) -> None:
-        url = f"postgresql+psycopg://postgres@/postgres?host={self.folder}"
-        engine = create_engine(url, isolation_level="AUTOCOMMIT")
-        try:
-            with engine.connect() as connection:
-                connection.execute(text(statement))
-        finally:
-            engine.dispose()
-
-    def _answers(self) -> bool:
-        try:
-            self._execute("SELECT 1")
-        except OperationalError:
-            return False
-        return True
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [self._binaries / program, "-h", self.folder, *arguments]
+        return subprocess.run(command, stdout=subprocess.DEVNULL)
 
 
 def _binaries() -> Path:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -170,28 +169,21 @@ def starting(
     folder: Path,
     mode: str = "dynamic",
     hash_model: Mapping[str, object] | None = None,
-    prefix: Sequence[str] = (),
     app: str = HASH_APP,
     **options: Any,
 ) -> Iterator[Server]:
-    """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`;
-    `prefix`: a command that runs the server, such as nohup. Without one it is forked. `app`: what
-    gunicorn loads."""
+    """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`; `app`:
+    what gunicorn loads."""
     options = {"port": free_port(), "data_dir": str(folder / "data"), **options}
     config = Config(mode=mode, **options)  # type: ignore[arg-type]
     env = environment(
         **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
     )
     arguments = ["-c", str(ROOT / "api/http/gunicorn_conf.py"), app]
-    if prefix:
-        command = [*prefix, sys.executable, "-m", "gunicorn", *arguments]
-        with spawned(folder, config, command, env) as server:
-            yield server
-    else:
-        log_path = folder / f"server-{config.port}.log"
-        process = Forked("gunicorn", arguments, env, log_path)
-        with _killed_in_the_end(Server(config, process, log_path)) as server:
-            yield server
+    log_path = folder / f"server-{config.port}.log"
+    process = Forked("gunicorn", arguments, env, log_path)
+    with _killed_in_the_end(Server(config, process, log_path)) as server:
+        yield server
 
 
 def wait_ready(server: Server) -> None:
@@ -203,16 +195,9 @@ def wait_ready(server: Server) -> None:
 
 
 @contextlib.contextmanager
-def serving(
-    folder: Path,
-    mode: str = "dynamic",
-    hash_model: Mapping[str, object] | None = None,
-    prefix: Sequence[str] = (),
-    app: str = HASH_APP,
-    **options: Any,
-) -> Iterator[Server]:
-    """A server with the hash model that is ready."""
-    with starting(folder, mode, hash_model, prefix, app, **options) as server:
+def serving(*args: Any, **options: Any) -> Iterator[Server]:
+    """One that is ready."""
+    with starting(*args, **options) as server:
         wait_ready(server)
         yield server
 

@@ -29,8 +29,7 @@ from records import (
     Rows,
 )
 from telemetry.recording import as_json
-from tests.support.hash_app import STEP_S
-from tests.support.process import PATIENCE_S, Server, serving
+from tests.support.process import PATIENCE_S, Server
 from tests.watch.conftest import KEY
 from watch import film
 from watch.frames import Hello, event_of, make_frame
@@ -147,15 +146,6 @@ def test_the_page_needs_no_key_but_its_data_does_and_texts_are_private(locked: S
         trace = asked(locked, f"/watch/trace?format={form}")
         assert trace.status_code == status
         assert trace.content
-
-
-def test_a_server_with_viewers_ends_at_once_when_it_has_drained(tmp_path: Path) -> None:
-    with serving(tmp_path, hash_model={STEP_S: 0.001}) as server:
-        answer = requests.get(f"{server.url}/watch/events", stream=True, timeout=PATIENCE_S)
-        assert next(answer.iter_lines()) == b"event: hello"
-        server.process.send_signal(15)
-        assert server.process.wait(PATIENCE_S) == 0
-        answer.close()
 
 
 def test_a_viewer_that_does_not_read_is_dropped_and_the_others_miss_nothing() -> None:
