@@ -7,8 +7,8 @@ random numbers). The two-level plan is in ``plan.py``. Independent of prompts, f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,95 +19,78 @@ from client.workloads.spec import Count, Least0, Positive, build
 Times = npt.NDArray[np.float64]
 
 
-class ArrivalProcess(Protocol):
-    """A shape of load."""
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        """n sorted arrival times in units of the mean gap."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """Evenly spaced."""
+class Arrivals:
+    """A shape of load. ``unit_times`` gives n sorted arrival times in units of the mean gap.
 
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        return np.arange(1, n + 1, dtype=np.float64)
+    ``steady``: a warm-up may be cut from a run of it. ``planned``: a path ends after n mean gaps,
+    otherwise at the last arrival. ``users`` is None for an open loop.
+    """
+
+    unit_times: Callable[[int, np.random.SeedSequence], Times]
+    steady: bool = True
+    planned: bool = False
+    users: int | None = None
+    think: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson:
+def _constant() -> Arrivals:
+    return Arrivals(lambda n, _: np.arange(1, n + 1, dtype=np.float64))
+
+
+def _poisson() -> Arrivals:
     """Independent exponential gaps, CV 1, IDC 1."""
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        return np.cumsum(np.random.default_rng(seed).exponential(size=n))
+    return Arrivals(lambda n, seed: np.cumsum(np.random.default_rng(seed).exponential(size=n)))
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma:
+def _gamma(cv: Positive | None = None, burstiness: Positive | None = None) -> Arrivals:
     """Gamma gaps with a stated CV: shape k = 1/CV^2, limiting IDC = CV^2 (Cox, Renewal Theory).
 
     ``burstiness`` is vLLM's name for k (``vllm bench serve --burstiness``): smaller is burstier.
     """
-
-    cv: Positive | None = None
-    burstiness: Positive | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cv is None) == (self.burstiness is None):
-            raise ValueError("give either cv or burstiness (= 1/cv^2)")
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        k = self.burstiness if self.cv is None else self.cv**-2
-        assert k is not None  # __post_init__ saw to it
-        return np.cumsum(np.random.default_rng(seed).gamma(k, 1 / k, size=n))
+    if cv is not None and burstiness is None:
+        k = cv**-2
+    elif burstiness is not None and cv is None:
+        k = burstiness
+    else:
+        raise ValueError("give either cv or burstiness (= 1/cv^2)")
+    return Arrivals(lambda n, seed: np.cumsum(np.random.default_rng(seed).gamma(k, 1 / k, size=n)))
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+def _burst() -> Arrivals:
     """All at once."""
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        return np.zeros(n)
+    return Arrivals(lambda n, _: np.zeros(n), steady=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+def closed(users: Count = 8, think: Least0 = 0.0) -> Arrivals:
     """A closed loop of ``users``; each sends the next request ``think`` s after its last answer.
 
     Think times are exponential. There are no intended times: the server's speed decides when the
     next request comes, so slow servers are asked less (Schroeder et al., NSDI'06).
     """
-
-    users: Count = 8
-    think: Least0 = 0.0
-
-    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        return np.zeros(n)
+    return Arrivals(lambda n, _: np.zeros(n), users=users, think=think)
 
 
-PROCESSES: dict[str, type[ArrivalProcess]] = {
-    "constant": Constant,
-    "poisson": Poisson,
-    "gamma": Gamma,
-    "burst": Burst,
-    "closed": Closed,
+_PROCESSES: dict[str, Callable[..., Arrivals | LoadPlan]] = {
+    "constant": _constant,
+    "poisson": _poisson,
+    "gamma": _gamma,
+    "burst": _burst,
+    "closed": closed,
     "plan": LoadPlan,
 }
 
 
-def parse_arrivals(text: str) -> ArrivalProcess:
+def parse_arrivals(text: str) -> Arrivals:
     """``poisson``, ``gamma:cv=2``, ``plan:high``, ... as a process; SpecError otherwise."""
-    return build(text, PROCESSES, "arrivals")
+    made = build(text, _PROCESSES, "arrivals")
+    if isinstance(made, LoadPlan):
+        return Arrivals(made.unit_times, steady=False, planned=True)
+    return made
 
 
-def is_steady(process: ArrivalProcess) -> bool:
-    """Whether a warm-up may be cut from a run of it."""
-    return not isinstance(process, (LoadPlan, Burst))
-
-
-def horizon(process: ArrivalProcess, times: Times) -> float:
-    """Where a path ends: n mean gaps where that was planned, else at the last arrival."""
-    if isinstance(process, LoadPlan):
+def horizon(process: Arrivals, times: Times) -> float:
+    """Where a path ends."""
+    if process.planned:
         return float(times.size)
     return float(times[-1]) if times.size else 0.0

@@ -74,10 +74,3 @@ def describe(times: Times, duration_s: float) -> Burstiness:
         dispersion=tuple(dispersion(times, duration_s, w) for w in widths),
         cv_rate=dispersion(times, duration_s, duration_s / 100).cv_rate,
     )
-
-
-def idc_curve(times: Times, duration_s: float, points: int = 24) -> tuple[Times, Times]:
-    """IDC over windows from one mean gap to a fifth of the duration, for the plot."""
-    shortest = duration_s / max(times.size, 10)
-    widths = np.geomspace(shortest, duration_s / 5, points)
-    return widths, np.array([dispersion(times, duration_s, float(w)).idc for w in widths])

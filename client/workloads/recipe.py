@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from client.workloads.arrivals import ArrivalProcess, Closed, horizon, is_steady, parse_arrivals
+from client.workloads.arrivals import Arrivals, closed, horizon, parse_arrivals
 from client.workloads.lengths import draw, parse_sizes
 from client.workloads.prompts import (
     Prompts,
@@ -94,24 +94,27 @@ def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None
         words = words or embedded_words()
         generator["vocabulary_sha256"] = words.sha256
     recorded = recipe.arrivals.startswith("trace:")
-    process: ArrivalProcess | None = None if users is None else Closed(users)
-    if process is None and not recorded:
-        process = parse_arrivals(recipe.arrivals)
-    if recorded:
+    process = None if recorded else parse_arrivals(recipe.arrivals)
+    if users is not None:
+        process = closed(users)
+    if recorded or process is None:
         trace = _recorded(recipe, process)
         generator["trace"] = trace.note
     else:
         trace = _drawn(recipe, process)
+    users = None if process is None else process.users
     rows, n = trace.rows, trace.rows.size
     prompts = _prompts(recipe, words, trace)
     lengths: list[int] | list[None] = prompts.tokens or [None] * n
     deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
+    seeds = _rng(recipe, "seeds").integers(2**31, size=n)
     think_s = np.zeros(n)
-    if isinstance(process, Closed) and process.think:
+    if process is not None and process.think:
         think_s = _rng(recipe, "think").exponential(process.think, n).round(6)
+    columns = rows["at_s"], rows["output_tokens"], deferred, seeds, think_s
     requests = [
         Request(
-            at_s=None if isinstance(process, Closed) else round(at_s, 6),
+            at_s=round(at_s, 6) if users is None else None,
             prompt=text,
             prompt_tokens=tokens,
             output_tokens=out,
@@ -120,29 +123,21 @@ def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None
             seed=seed,
             think_s=think,
         )
-        for at_s, text, tokens, out, later, seed, think in zip(
-            rows["at_s"].tolist(),
-            prompts.texts,
-            lengths,
-            rows["output_tokens"].tolist(),
-            deferred.tolist(),
-            _rng(recipe, "seeds").integers(2**31, size=n).tolist(),
-            think_s.tolist(),
-            strict=True,
+        for text, tokens, at_s, out, later, seed, think in zip(
+            prompts.texts, lengths, *(column.tolist() for column in columns), strict=True
         )
     ]
-    if isinstance(process, Closed):
-        return seal(generator, requests, 0.0, steady=True, users=process.users)
-    steady = process is not None and is_steady(process)
-    return seal(generator, requests, trace.duration_s, steady=steady)
+    steady = process is not None and process.steady
+    duration_s = trace.duration_s if users is None else 0.0
+    return seal(generator, requests, duration_s, steady=steady, users=users)
 
 
-def _recorded(recipe: Recipe, process: ArrivalProcess | None) -> LoadTrace:
-    """A trace at the recipe's rate, or its own."""
-    closed = isinstance(process, Closed)
-    seed = _seed(recipe, "arrivals")
-    trace = read_trace(recipe.arrivals, seed, recipe.requests, resample=closed)
-    if recipe.rate is None or closed:
+def _recorded(recipe: Recipe, process: Arrivals | None) -> LoadTrace:
+    """A trace at the recipe's rate, or its own; in a closed loop its requests alone."""
+    trace = read_trace(
+        recipe.arrivals, _seed(recipe, "arrivals"), recipe.requests, resample=process is not None
+    )
+    if recipe.rate is None or process is not None:
         return trace
     if trace.duration_s <= 0:
         raise SpecError("a trace without duration cannot be scaled to a rate")
@@ -151,10 +146,9 @@ def _recorded(recipe: Recipe, process: ArrivalProcess | None) -> LoadTrace:
     return replace(trace, duration_s=trace.duration_s * scale)
 
 
-def _drawn(recipe: Recipe, process: ArrivalProcess | None) -> LoadTrace:
+def _drawn(recipe: Recipe, process: Arrivals) -> LoadTrace:
     """As if it were recorded."""
-    assert process is not None
-    if recipe.requests is None or (recipe.rate is None and not isinstance(process, Closed)):
+    if recipe.requests is None or (recipe.rate is None and process.users is None):
         raise SpecError("the number of requests and the rate can be left open with a trace only")
     rows = np.zeros(recipe.requests, dtype=ROW)
     for column in ("prompt_tokens", "output_tokens"):

@@ -5,8 +5,8 @@ Independent of the meaning of the names; arrivals, sizes and traces pass in thei
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -31,12 +31,12 @@ def read_text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
 
 
-def build(text: str, table: Mapping[str, type[T]], what: str) -> T:
-    """Make the dataclass that ``text`` names from ``table``, its fields converted and checked."""
+def build(text: str, table: Mapping[str, Callable[..., T]], what: str) -> T:
+    """Call what ``text`` names in ``table``, its arguments converted and checked."""
     name, _, rest = text.strip().partition(":")
     if name not in table:
         raise SpecError(f"{what} {text!r} is unknown; allowed: {', '.join(table)}")
-    fields = [f.name for f in dataclasses.fields(table[name])]  # type: ignore[arg-type]
+    fields = [*inspect.signature(table[name]).parameters]
     values: dict[str, str] = {}
     for place, part in enumerate(p.strip() for p in rest.split(",") if p.strip()):
         key, equals, value = part.partition("=")
@@ -47,9 +47,16 @@ def build(text: str, table: Mapping[str, type[T]], what: str) -> T:
             raise SpecError(f"{what} {text!r}: {part!r} is unknown; allowed, each once: {allowed}")
         values[key] = value
     try:
-        return TypeAdapter(table[name]).validate_python(values)
-    except ValidationError as error:
-        found = error.errors()[0]
-        place_of = "".join(f"{key}: " for key in found["loc"])
-        told = found["msg"].removeprefix("Value error, ")
-        raise SpecError(f"{what} {text!r}: {place_of}{told}") from None
+        made: T = TypeAdapter(table[name]).validate_python(values)
+        return made
+    except ValueError as error:
+        told = said(error).removeprefix("Value error, ")
+        raise SpecError(f"{what} {text!r}: {told}") from None
+
+
+def said(error: ValueError) -> str:
+    """What is wrong, in pydantic's words where it is pydantic's."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = error.errors()[0]
+    return "".join(f"{key}: " for key in found["loc"]) + found["msg"]

@@ -58,7 +58,7 @@ class Flow:
 
     @property
     def mean_calls(self) -> float:
-        return float(parse_sizes(self.calls).at((np.arange(1000) + 0.5) / 1000).mean())
+        return float(parse_sizes(self.calls)((np.arange(1000) + 0.5) / 1000).mean())
 
 
 @dataclass(frozen=True, slots=True)

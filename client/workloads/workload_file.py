@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from client.workloads.spec import Count, Least0
+from client.workloads.spec import Count, Least0, said
 
 FORMAT: Literal["effective-batching workload 1"] = "effective-batching workload 1"
 
@@ -154,14 +154,10 @@ def read_workload(path: Path) -> Workload:
                 raise ValueError("after is the number of an earlier request, from 0")
             requests.append(request)
     except ValueError as error:
-        told = str(error)
-        if isinstance(error, ValidationError):
-            found = error.errors()[0]
-            told = "".join(f"{key}: " for key in found["loc"]) + found["msg"]
         what = "a request" if number > 1 else f"a header with format {FORMAT!r} (python -m "
         what += "" if number > 1 else "client.workload make writes one)"
         raise WorkloadError(
-            f"{path}:{number}: expected {what}: {told}; found {line[:80]!r}"
+            f"{path}:{number}: expected {what}: {said(error)}; found {line[:80]!r}"
         ) from None
     if not requests:
         raise WorkloadError(f"{path}: contains no requests")

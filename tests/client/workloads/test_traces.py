@@ -129,14 +129,12 @@ def test_a_trace_can_be_cut(tmp_path: Path) -> None:
 
 
 def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(AZURE)
-    recipe = Recipe(requests=None, rate=None, arrivals=f"trace:azure,path={path}", prompts="words")
-    own = make(recipe)
-    assert [r.output_tokens for r in own.requests] == [44, 55, 109]
-    assert [r.prompt_tokens for r in own.requests] == [374, 879, 396]
-    fast = make(Recipe(**{**{f: getattr(recipe, f) for f in Recipe.__slots__}, "rate": 10.0}))
+    recipe = Recipe(requests=None, rate=10.0, arrivals=long_trace(tmp_path))
+    fast, own = make(recipe), make(replace(recipe, rate=None))
     assert fast.rate == pytest.approx(10.0)
+    for r, s in zip(fast.requests, own.requests, strict=True):
+        assert r.at_s == pytest.approx((s.at_s or 0.0) * fast.duration_s / own.duration_s, abs=1e-6)
+        assert r.prompt_tokens == s.prompt_tokens == 999 + r.output_tokens
 
 
 @pytest.mark.parametrize(
@@ -144,23 +142,16 @@ def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
     [
         (AZURE.replace("396,", "many,"), "azure", r":3: expected 'YYYY-MM-DD .* found '2023"),
         (AZURE.replace("TIMESTAMP", "TIME"), "azure", ":1: expected a header with TIMESTAMP"),
-        (AZURE.replace("18:15:50.9951690", "noon"), "azure", ":3: expected"),
         (BURSTGPT.replace("45.5", "x"), "burstgpt", ":3: expected 'seconds,model"),
-        (
-            BURSTGPT.replace("118,GPT-4,417,276,693,API log", "118,GPT-4"),
-            "burstgpt",
-            ":4: expected",
-        ),
         (MOONCAKE.replace("7322", '"7322"'), "mooncake", ":2: expected"),
-        (MOONCAKE.replace("{", "[", 1), "mooncake", ":1: expected"),
         ("[" * 100_000, "mooncake", ":1: expected"),
         (MOONCAKE.replace("7322", "9" * 400), "mooncake", ":2: expected"),
         (CSV.replace("900", "9" * 30), "csv", ":3: expected"),
         ("a" * 200_000, "csv", "cannot be read as text: field larger than"),
         ("", "mooncake", "contains no request"),
+        (BURSTGPT.replace(",417,276,693,API log", ""), "burstgpt", ":4: expected"),
         (AZURE, "azure,window=5", "START/END"),
         (AZURE, "azure,window=900/1000", "no request lies in the window"),
-        (AZURE, "alibaba", "'azure', 'burstgpt', 'mooncake' or 'csv'"),
         (CSV.replace("11.0", "nan"), "csv", ":3: expected 'seconds,tokens,tokens'"),
         (AZURE, "azure,dequantise=-1", "dequantise: Input should be greater"),
     ],

@@ -83,9 +83,8 @@ def test_a_vocabulary_without_such_words_leaves_those_of_the_embedded_one(tokens
 
 def test_other_words_make_another_workload_and_its_header_tells() -> None:
     words = embedded_words()
-    fewer = Words(words.starts[:50], words.further[:50], 0, "0" * 64)
-    recipe = Recipe(requests=5)
-    assert make(recipe).generator["vocabulary_sha256"] == words.sha256
-    assert make(recipe, fewer).generator["vocabulary_sha256"] == "0" * 64
-    assert make(recipe, words) == make(recipe)
-    assert make(recipe, fewer).sha256 != make(recipe).sha256
+    ours = make(Recipe(requests=5))
+    theirs = make(Recipe(requests=5), Words(words.starts[:50], words.further[:50], 0, "0" * 64))
+    told = [made.generator["vocabulary_sha256"] for made in (ours, theirs)]
+    assert told == [words.sha256, "0" * 64]
+    assert ours.sha256 != theirs.sha256

@@ -9,32 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiktoken
 
 from client.workload import main
 from client.workloads.lengths import draw, parse_sizes
-from client.workloads.prompts import plain_prompts, words_of
+from client.workloads.prompts import plain_prompts
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.words import embedded_words
 from client.workloads.workload_file import WorkloadError, read_workload, write_workload
 
 RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
 
 
-def test_the_same_recipe_makes_the_same_file(tmp_path: Path) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    write_workload(make(RECIPE), a)
-    write_workload(make(RECIPE), b)
-    assert a.read_bytes() == b.read_bytes()
-    assert make(replace(RECIPE, seed=1)).sha256 != make(RECIPE).sha256
-
-
-def test_reading_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_the_same_recipe_makes_the_same_file_which_is_read_as_it_was_written(
+    tmp_path: Path,
+) -> None:
     for recipe in (RECIPE, replace(RECIPE, arrivals="closed:users=2,think=1", rate=None)):
-        workload = make(recipe)
-        write_workload(workload, tmp_path / "w")
-        assert read_workload(tmp_path / "w") == workload
+        write_workload(make(recipe), tmp_path / "w")
+        assert read_workload(tmp_path / "w") == make(recipe)
+        assert make(replace(recipe, seed=1)).sha256 != make(recipe).sha256
 
 
 def test_changing_one_part_leaves_the_others_as_they_were() -> None:
@@ -121,16 +113,6 @@ def test_workloads_of_two_seeds_ask_for_the_same_work_in_another_order(sizes: st
     assert one != two
     assert sum(one) == pytest.approx(sum(two), rel=0.05)  # independent draws: 7 to 40 %
     assert all(abs(a - b) <= 9 for a, b in list(zip(sorted(one), sorted(two), strict=True))[:40])
-
-
-def test_prompts_of_words_have_exactly_their_length_in_tokens_of_the_embedded_vocabulary() -> None:
-    from embedded.vocabulary import load_embedded_encoding
-
-    encoding: tiktoken.Encoding = load_embedded_encoding()
-    lengths = np.random.default_rng(0).integers(1, 65, 300)
-    prompts = words_of(lengths, np.random.default_rng(1), embedded_words())
-    assert prompts.tokens == lengths.tolist()
-    assert [len(encoding.encode_ordinary(text)) for text in prompts.texts] == prompts.tokens
 
 
 def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
