@@ -21,10 +21,10 @@ from scheduling.policies.stall_free import StallFree
 from seams import Policy
 from tests.model.peer import load
 from tests.model.served import serve
-from tests.model.test_same_tokens import NEAR_TIE
 from tests.models.families import VOCAB, logits_of
 
 GREEDY = Sampling(temperature=0)
+NEAR_TIE = 1e-4
 SYSTEM = [[(7 * n * n + k) % VOCAB for n in range(40)] for k in range(2)]
 
 requests = st.tuples(
