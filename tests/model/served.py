@@ -1,10 +1,12 @@
-"""Serves requests with the engine and a real model until they have ended."""
+"""Serves requests with the engine and a real model until they have ended; a small such model."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from batching import BatchingManager
 from benchmarks.bare import Tally
@@ -13,8 +15,27 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
+from models.gpt2 import GPT, GPTConfig, init_weights
+from runtime.executor import Executor
 from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
+
+VOCAB = 97
+CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=32)
+
+
+def small(
+    kind: type[Executor], dtype: torch.dtype, blocks: int, *, kernel: bool | None
+) -> Executor:
+    network = GPT(CONFIG)
+    init_weights(network, 0)
+    network.eval().requires_grad_(False).to(dtype)
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8)  # logits that differ
+    model = kind(network, dtype, "small", kernel=kernel)
+    model.allocate(blocks)
+    return model
 
 
 def serve(

@@ -18,7 +18,6 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from generate.modes import ModeName, make_ledger
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
-from models.gpt2 import GPT, GPTConfig, init_weights
 from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.nobatch import NoBatch
@@ -27,10 +26,9 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Policy
 from tests.model.peer import LogitsTap
-from tests.model.served import serve
+from tests.model.served import VOCAB, serve, small
 
-VOCAB, BLOCKS = 97, 24
-CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=16)
+BLOCKS = 24
 COMMON = [(5 * n + 1) % VOCAB for n in range(32)]  # two blocks that prompts may share
 PENALTIES = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
 POLICIES: list[tuple[ModeName, Callable[[], Policy]]] = [
@@ -44,21 +42,14 @@ PATHS: dict[str, bool | None] = {"CPU": None, "GPU": False}
 
 @pytest.fixture(scope="module")
 def models() -> dict[tuple[str, ModeName], Executor]:
-    def make(kind: type[Executor], kernel: bool | None) -> Executor:
-        network = GPT(CONFIG)
-        init_weights(network, 0)
-        network.eval().requires_grad_(False).double()
-        for parameter in network.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)  # logits that differ
-        model = kind(network, torch.float64, "small", kernel=kernel)
-        model.allocate(BLOCKS)
-        return model
-
     found: dict[tuple[str, ModeName], Executor] = {}
     for path, kernel in PATHS.items():
-        found[path, "nobatch"] = found[path, "static"] = make(ServerModel, kernel)
-        found[path, "dynamic"] = make(DynamicBatchingServerModel, kernel)
+        rectangle, dynamic = (
+            small(kind, torch.float64, BLOCKS, kernel=kernel)
+            for kind in (ServerModel, DynamicBatchingServerModel)
+        )
+        found |= {(path, "nobatch"): rectangle, (path, "static"): rectangle}
+        found[path, "dynamic"] = dynamic
     return found
 
 

@@ -59,7 +59,10 @@ def write_gguf(
         assert name is not None, hub_name
         values = as_stored(hub_name, tensor, architecture, config)
         of = (others or {}).get(name, kind) if values.ndim == 2 else Kind.F32
-        data = gguf.quants.quantize(values, of)
+        if of in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):  # which the package cannot quantise
+            data = random_blocks(of, *values.shape, 0.1)
+        else:
+            data = gguf.quants.quantize(values, of)
         writer.add_tensor(name, data, raw_dtype=of)
         if of != Kind.F32:
             rounded = torch.from_numpy(gguf.quants.dequantize(data, of))
@@ -88,11 +91,10 @@ def as_stored(name: str, tensor: Tensor, architecture: str, config: Any) -> np.n
     return np.ascontiguousarray(tensor.numpy().astype(np.float32))
 
 
-def random_blocks(
-    kind: Kind, rows: int, columns: int, spread: float, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    """Rows of Q4_K, Q5_K or Q6_K, which the package cannot quantise: every bit is random, but the
-    float16 scales are finite and give the values the standard deviation `spread`."""
+def random_blocks(kind: Kind, rows: int, columns: int, spread: float) -> np.ndarray[Any, Any]:
+    """Every bit is random, but the float16 scales are finite and give the values the standard
+    deviation `spread`."""
+    rng = np.random.default_rng(rows + columns)
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
     # Q6_K has a scale at the end of a block, the others a scale and a minimum at its start

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import Gemma3TextConfig, MistralConfig, Qwen2Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 from models.part import WHOLE, Part
 from models.weights.gguf import GGUFSource
-from models.weights.loader import load
-from models.weights.source import CheckpointError
+from models.weights.loader import held_bytes, load
+from models.weights.source import CHUNK_VALUES, CheckpointError
 from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import _BASE, FAMILIES, logits_of, write
-from tests.models.gguf_files import finish, random_blocks, write_gguf
+from tests.models.gguf_files import finish, write_gguf
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of, tokens_of
 
 WRITTEN: dict[str, Callable[[], Any]] = {
@@ -60,63 +60,66 @@ def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path
     assert (logits(path, ids) - logits_of(peer, ids)).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_every_type_of_weights_gives_the_logits_of_its_rounded_values(
-    kind: str, tmp_path: Path
-) -> None:
-    path, peer = written(FAMILIES["llama"](), tmp_path, Kind[kind])
+@pytest.mark.parametrize(
+    "kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+)
+def test_every_type_of_weights_gives_the_logits_of_its_values(kind: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512} if kind.endswith("K") else {}
+    path, peer = written(LlamaConfig(**_BASE | wide), tmp_path, Kind[kind])
     ids = tokens_of(1, 90)
     assert (logits(path, ids) - logits_of(peer, ids)).abs().max() <= TOLERANCE
 
 
-def k_file(path: Path, kind: Kind) -> dict[str, np.ndarray[Any, Any]]:
-    """A network of one layer with random blocks, whose scales are finite; returns them."""
-    width, rng = 256, np.random.default_rng(5)
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in (
-        ("block_count", 1), ("context_length", 64), ("embedding_length", width),
-        ("feed_forward_length", width), ("attention.head_count", 4),
-    ):  # fmt: skip
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    made = {}
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        made[f"blk.0.{name}.weight"] = random_blocks(kind, width, width, 0.1, rng)
-        writer.add_tensor(f"blk.0.{name}.weight", made[f"blk.0.{name}.weight"], raw_dtype=kind)
-    writer.add_tensor("token_embd.weight", rng.normal(size=(64, width)).astype(np.float32))
-    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    finish(writer)
-    return made
+def kept(path: Path) -> Any:
+    """Weights stay as they are stored. Types that no layer computes become 8 bits with a scale for
+    each 32 inputs."""
+    return load(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, block_embedding)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
-def test_k_types_are_dequantised(kind: str, tmp_path: Path) -> None:
-    made = k_file(tmp_path / "k.gguf", Kind[kind])
-    block: Any = load(GGUFSource(tmp_path / "k.gguf")).blocks[0]
-    expected = gguf.quants.dequantize(made["blk.0.ffn_down.weight"], Kind[kind])
-    assert np.isfinite(expected).all()
-    assert torch.equal(block.mlp_proj.weight, torch.from_numpy(expected))
-    gate, up = (
-        torch.from_numpy(gguf.quants.dequantize(made[f"blk.0.{name}.weight"], Kind[kind]))
-        for name in ("ffn_gate", "ffn_up")
-    )
-    assert torch.equal(block.gate_up.weight, torch.cat([gate, up]))
+def rounded(weights: torch.Tensor) -> torch.Tensor:
+    values = gguf.quants.quantize(weights.numpy(), Kind.Q8_0)
+    return torch.from_numpy(gguf.quants.dequantize(values, Kind.Q8_0))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_weights_that_stay_quantised_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_every_linear_layer_stays_quantised_and_is_that_of_the_gguf_package(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind[kind])
-    plain = load(GGUFSource(path))
-    kept = load(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, block_embedding)
-    own = dict(kept.named_modules())
+    plain, whole = load(GGUFSource(path)), kept(path)
+    monkeypatch.setattr("models.weights.loader.CHUNK_VALUES", CHUNK_VALUES // 2**18)
+    by_chunks = dict(kept(path).named_modules())
+    own = dict(whole.named_modules())
+    is_rounded = kind.startswith("Q5")
+
+    def expected(weights: torch.Tensor) -> torch.Tensor:
+        return rounded(weights) if is_rounded else weights
+
     for name, module in plain.named_modules():
         if isinstance(module, torch.nn.Linear):
             layer = own[name]
             assert isinstance(layer, BlockLinear), name
-            assert torch.allclose(layer.dequantised(), module.weight, atol=1e-6), name
+            assert layer.kind == ("q8_0" if is_rounded else kind.lower())
+            assert torch.allclose(layer.dequantised(), expected(module.weight), atol=1e-6), name
+            assert torch.equal(layer.panels, by_chunks[name].panels), name
     tokens = torch.tensor([3, 0, 306])
-    assert torch.allclose(kept.wte(tokens), plain.wte(tokens), atol=1e-6)
+    assert torch.allclose(whole.wte(tokens), expected(plain.wte.weight)[tokens], atol=1e-6)
+    panels = {id(p): p for p in whole.buffers()}
+    norms = sum(p.numel() * 4 for p in whole.parameters())
+    held = sum(p.numel() for p in panels.values()) + norms
+    counted = held_bytes(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS)
+    assert counted <= held <= 1.1 * counted, "panels are padded to whole ones"
+
+
+def test_a_layer_of_several_types_is_rounded_and_others_stay(tmp_path: Path) -> None:
+    """As in files of llama.cpp's mixtures, whose values have more bits than queries and keys."""
+    others = {"blk.0.attn_v.weight": Kind.Q5_1}
+    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q4_1, **others)
+    plain: Any = load(GGUFSource(path))
+    network = kept(path)
+    assert [network.blocks[layer].qkv.kind for layer in (0, 1)] == ["q8_0", "q4_1"]
+    assert network.blocks[0].gate_up.kind == "q4_1"
+    assert torch.equal(network.blocks[0].qkv.dequantised(), rounded(plain.blocks[0].qkv.weight))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q5_0"])
