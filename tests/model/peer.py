@@ -17,8 +17,6 @@ from model import LoadOptions, load_model
 from runtime.executor import Executor
 from runtime.sampling.sampler import Known, Sampler
 
-VOCAB, CONTEXT = 307, 96
-
 
 def load(folder: Path, mode: str, dtype: str = "float32") -> Executor:
     return load_model(LoadOptions(mode, str(folder), "cpu", dtype, 0, max_batch_size=16))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers  # its classes are imported where they are used: shards need none
 from torch import Tensor
@@ -60,17 +61,29 @@ def gpt2() -> Any:
     )  # fmt: skip
 
 
-def write(config: Any, folder: Path) -> Any:
-    """Returns the peer: a model of `transformers` in float32."""
+CONFIGS = {"gpt2": gpt2, **FAMILIES}
+
+
+def random_peer(config: Any) -> Any:
+    """A model of `transformers` in float32."""
     torch.manual_seed(11)
     peer = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    is_gemma = config.model_type == "gemma3_text"
     with torch.no_grad():
         for parameter in peer.parameters():
             if parameter.dim() == 1:  # norms, and the biases of Qwen 2.5
-                parameter.normal_(0.0 if is_gemma else 0.7, 0.3)
+                parameter.normal_(0.0 if "gemma" in config.model_type else 0.7, 0.3)
+    return peer
+
+
+def write(config: Any, folder: Path) -> Any:
+    peer = random_peer(config)
     peer.save_pretrained(folder)
     return peer
+
+
+def write_all(factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    folders = {name: factory.mktemp(name) for name in CONFIGS}
+    return {name: (folder, write(CONFIGS[name](), folder)) for name, folder in folders.items()}
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.part import Part
 from models.shapes import GPT2_SHAPES, SHAPES
 from models.weights.checkpoint import (
     find_files,
@@ -19,11 +20,12 @@ from models.weights.checkpoint import (
     open_source,
     save_checkpoint,
 )
+from models.weights.folder import FolderSource
 from models.weights.loader import load
 from models.weights.source import CheckpointError
 from tests.models.families import gpt2
 
-TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=2, n_embd=32)
+TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=6, n_embd=48)
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def change(folder: Path, **fields: object) -> None:
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
         ({"n_layer": "two"}, "field missing or not a number"),
-        ({"n_positions": 64}, "has shape (32, 32), config.json implies (64, 32)"),
+        ({"n_positions": 64}, "has shape (32, 48), config.json implies (64, 48)"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(
@@ -82,6 +84,37 @@ def test_a_configuration_that_does_not_fit_is_refused(
     change(folder, **fields)
     with pytest.raises(CheckpointError, match=message.replace("(", r"\(").replace(")", r"\)")):
         load_checkpoint(folder)
+
+
+def test_a_shard_reads_its_own_part_of_the_file_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, whole = 0, sum(tensor.numel() for tensor in load_checkpoint(folder).parameters())
+
+    class Counting:
+        def __init__(self, source) -> None:  # type: ignore[no-untyped-def]
+            self.source = source
+            self.get_shape = source.get_shape
+            self.get_dtype = source.get_dtype
+
+        def __getitem__(self, where) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            nonlocal read
+            cut = self.source[where]
+            read += cut.numel()
+            return cut
+
+    found = FolderSource._named
+
+    def counting(source: FolderSource, name: str) -> Counting | None:
+        tensor = found(source, name)
+        return None if tensor is None else Counting(tensor)
+
+    monkeypatch.setattr(FolderSource, "_named", counting)
+    own = load_checkpoint(folder, Part(1, 3))
+    assert read == sum(tensor.numel() for tensor in own.parameters())
+    assert read < 0.4 * whole
+    with pytest.raises(CheckpointError, match="over 4 shards; allowed: 1, 2, 3, 6"):
+        load_checkpoint(folder, Part(0, 4))
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:

@@ -21,7 +21,7 @@ from models.weights.source import CheckpointError
 from runtime.attention import RaggedAttention, Span
 from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
 from runtime.shards import connect, join
-from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
+from tests.models.families import CONTEXT, VOCAB, logits_of, write_all
 from tests.support.process import free_port
 
 TOLERANCE = 1e-4  # of a logit, float32
@@ -31,11 +31,7 @@ BLOCKS = CONTEXT // BLOCK_TOKENS
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    found = {}
-    for name, config in FAMILIES.items():
-        folder = tmp_path_factory.mktemp(name)
-        found[name] = folder, write(config(), folder)
-    return found
+    return write_all(tmp_path_factory)
 
 
 def tokens_of(seed: int, count: int) -> list[int]:

@@ -11,20 +11,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as HubTokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from models.weights.folder import FolderSource
 from models.weights.loader import load
 from models.weights.source import CheckpointError
-from runtime.attention import RaggedAttention, Span
-from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
+from runtime.cache import BlockTable
+from tests.models.families import logits_of, random_peer
 from tests.models.published import PUBLISHED, Checkpoint
+from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of
 from tests.models.tokenizer_files import TOKENIZERS
 from text.chat import load_chat_template
 from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
 
-TOLERANCE = 1e-4  # of a logit, float32
 SHORTER = 256  # times: contexts, windows and what scalings refer to
 SIZES = {
     "hidden_size": 64, "n_embd": 64, "intermediate_size": 96, "head_dim": 24,
@@ -105,15 +105,10 @@ def write(facts: Checkpoint, folder: Path) -> Any:
             {k: id_of(v, ids) if k.endswith("token_id") else v for k, v in named})  # fmt: skip
     if facts.template is not None:
         (folder / "chat_template.jinja").write_text(facts.template, encoding="utf-8")
-    torch.manual_seed(11)
     theirs = AutoConfig.for_model(**config | {"model_type": facts.architecture}
                                   if facts.architecture else config)  # fmt: skip
     theirs.initializer_range = 0.2
-    peer = AutoModelForCausalLM.from_config(theirs).float().eval()
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            if parameter.dim() == 1:  # norms, and the biases of Qwen 2.5
-                parameter.normal_(0.0 if "gemma" in theirs.model_type else 0.7, 0.3)
+    peer = random_peer(theirs)
     own = "transformer." if theirs.model_type == "gpt2" else "model."
     prefix = own if facts.prefix is None else facts.prefix
     tensors = {
@@ -140,17 +135,14 @@ def test_a_published_checkpoint_gives_what_its_own_libraries_give(
     check_chat(tmp_path, facts)
 
 
-@torch.inference_mode()
 def check_logits(folder: Path, peer: Any, facts: Checkpoint) -> None:
     network = load(FolderSource(folder))
     context = peer.config.max_position_embeddings
     assert network.config.context == (facts.context or context)
-    ids = torch.arange(8 if context < 32 else 24) * 5 % peer.config.vocab_size
-    pool = KVPool(KVShape.of(network.config, torch.float32, torch.device("cpu")), 2)
-    blocks = BlockTable(range(-(-len(ids) // BLOCK_TOKENS)))
-    attend = RaggedAttention([Span(0, len(ids), 0, blocks)], pool)
-    ours = network.head(network(ids, torch.arange(len(ids)), attend))
-    assert (ours - peer(ids[None]).logits[0]).abs().max() <= TOLERANCE
+    ids = [5 * n % peer.config.vocab_size for n in range(8 if context < 32 else 24)]
+    table = BlockTable(range(BLOCKS))
+    ours = computed(network, pool_of(network, 1), [(ids, 0, len(ids))], [table])
+    assert (ours - logits_of(peer, ids)).abs().max() <= TOLERANCE
 
 
 def check_texts(folder: Path, facts: Checkpoint, rows: int) -> None:

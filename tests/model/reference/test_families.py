@@ -16,21 +16,16 @@ from model import LoadOptions, ModelOptionError, load_model
 from requested import Sampling, TokenLogprobs
 from tests.bare import GREEDY, Bare
 from tests.model.peer import LogitsTap, load, without_kernel
-from tests.models.families import FAMILIES, VOCAB, gpt2, logits_of, write
+from tests.models.families import CONFIGS, VOCAB, logits_of, write_all
 
 TOLERANCE = 1e-4  # of a logit, float32
 LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
-CONFIGS = {"gpt2": gpt2, **FAMILIES}
 modes = pytest.mark.parametrize("mode", LAYOUTS)
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    found = {}
-    for name, config in CONFIGS.items():
-        folder = tmp_path_factory.mktemp(name)
-        found[name] = folder, write(config(), folder)
-    return found
+    return write_all(tmp_path_factory)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
