@@ -18,7 +18,7 @@ import numpy as np
 from client.load.http.target import parse_target
 from client.load.servers.probing import served_words
 from client.options.rules import add_shape_options, check, completed, declare, recipe_from
-from client.workloads.burstiness import Burstiness, describe
+from client.workloads.burstiness import describe
 from client.workloads.prompts import lengths_are_chosen
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
@@ -51,18 +51,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser()
-    args = p.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         if args.command == "make":
-            return _make(args)
-        return _describe(read_workload(args.file), args)
+            print(_made(args))
+        else:
+            _describe(read_workload(args.file), as_json=args.json)
     except (SpecError, WorkloadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    return 0
 
 
-def _make(args: argparse.Namespace) -> int:
+def _made(args: argparse.Namespace) -> str:
     check(args)
     recipe = recipe_from(args, Recipe(), requests=args.requests, rate=args.rate)
     words = None
@@ -71,14 +72,13 @@ def _make(args: argparse.Namespace) -> int:
     workload = make(completed(recipe), words)
     write_workload(workload, args.file)
     note = workload.generator.get("trace")
-    print(
+    return (
         f"{args.file}: {len(workload.requests)} requests over {workload.duration_s:.3f} s, "
         f"sha256 {workload.sha256}" + (f" ({note})" if note else "")
     )
-    return 0
 
 
-def _describe(workload: Workload, args: argparse.Namespace) -> int:
+def _describe(workload: Workload, *, as_json: bool) -> None:
     if workload.users is not None:
         raise SpecError("a closed loop has no arrival times to describe")
     times = np.array([r.at_s for r in workload.requests], dtype=np.float64)
@@ -87,32 +87,22 @@ def _describe(workload: Workload, args: argparse.Namespace) -> int:
         found = describe(times, workload.duration_s)
     except ValueError as error:
         raise SpecError(str(error)) from None
-    if args.json:
-        figures = {"asked": dict(workload.generator), "found": asdict(found)}
-        print(json.dumps(figures, default=float))
-    else:
-        print("asked: " + json.dumps(dict(workload.generator)))
-        print(as_text(found))
+    if as_json:
+        print(json.dumps({"asked": workload.generator, "found": asdict(found)}, default=float))
+        return
+    print(f"asked: {json.dumps(workload.generator)}")
+    print(f"found: {found.n} requests over {found.duration_s:.3f} s, {found.rate:.4g} requests/s")
+    print(f"gaps: CV {found.cv:.3f}, ties {found.ties:.2%}")
+    for d in found.dispersion:
         print(
-            f"output tokens: mean {output.mean():.1f}, sd {output.std():.1f}, "
-            f"{output.min():.0f}..{output.max():.0f}"
+            f"windows of {d.window_s:.4g} s ({d.windows}): IDC {d.idc:.2f}, "
+            f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
         )
-    return 0
-
-
-def as_text(found: Burstiness) -> str:
-    """What came out, for people."""
-    lines = [
-        f"found: {found.n} requests over {found.duration_s:.3f} s, {found.rate:.4g} requests/s",
-        f"gaps: CV {found.cv:.3f}, ties {found.ties:.2%}",
-    ]
-    lines += [
-        f"windows of {d.window_s:.4g} s ({d.windows}): IDC {d.idc:.2f}, "
-        f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
-        for d in found.dispersion
-    ]
-    lines.append(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}")
-    return "\n".join(lines)
+    print(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}")
+    print(
+        f"output tokens: mean {output.mean():.1f}, sd {output.std():.1f}, "
+        f"{output.min():.0f}..{output.max():.0f}"
+    )
 
 
 if __name__ == "__main__":

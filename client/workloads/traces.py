@@ -131,8 +131,8 @@ def _moment(text: str) -> float:
     return (datetime.fromisoformat(text).replace(tzinfo=None) - _EPOCH).total_seconds()
 
 
-# the columns of a request's time, prompt tokens and output tokens, and how its time is read
-_TABLES: dict[str, tuple[tuple[str, str, str], Callable[[str], float], str]] = {
+# the columns of a request's time, prompt tokens and output tokens, how its time is read, and a line
+_FORMATS: dict[str, tuple[tuple[str, str, str], Callable[[Any], float], str]] = {
     "azure": (
         ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _moment,
         "YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens",
@@ -140,6 +140,10 @@ _TABLES: dict[str, tuple[tuple[str, str, str], Callable[[str], float], str]] = {
     "burstgpt": (
         ("Timestamp", "Request tokens", "Response tokens"), _seconds,
         "seconds,model,tokens,tokens,tokens,log type",
+    ),
+    "mooncake": (
+        ("timestamp", "input_length", "output_length"), lambda ms: _seconds(ms / 1000),
+        '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}',
     ),
     "csv": (
         ("arrival", "prompt_tokens", "output_tokens"), _seconds, "seconds,tokens,tokens",
@@ -149,33 +153,32 @@ _TABLES: dict[str, tuple[tuple[str, str, str], Callable[[str], float], str]] = {
 
 def _rows(kind: str, path: Path, blocks: list[Blocks]) -> Iterator[Row]:
     """As they come, and to `blocks` what a trace names; failed requests have no output tokens."""
-    names, time_of, expected = _TABLES.get(kind, ((), _seconds, _MOONCAKE))
+    columns, time_of, expected = _FORMATS[kind]
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, start=1))
-            columns: list[int] = []
-            if names:
-                _, header = next(lines, (1, ""))
-                found = [name.strip() for name in next(csv.reader([header]))]
-                if not {*names} <= {*found}:
+            header: list[str] = []
+            if kind != "mooncake":
+                _, first = next(lines, (1, ""))
+                header = [name.strip() for name in next(csv.reader([first]))]
+                if not {*columns} <= {*header}:
                     raise SpecError(
-                        f"{path}:1: expected a header with {', '.join(names)}, found {header!r}"
+                        f"{path}:1: expected a header with {', '.join(columns)}, found {first!r}"
                     )
-                columns = [found.index(name) for name in names]
             for number, line in lines:
                 if not line:
                     continue
                 try:
-                    if not columns:
-                        entry = json.loads(line)
-                        blocks.append(_whole(*entry.get("hash_ids", ())))
-                        row = _mooncake(entry)
+                    entry = dict(zip(header, line.split(","), strict=False)) or json.loads(line)
+                    at, *tokens = (entry[column] for column in columns)
+                    if header:
+                        prompt, output = map(int, tokens)
                     else:
-                        at, prompt, output = (line.split(",")[column] for column in columns)
-                        row = time_of(at), int(prompt), int(output)
-                    if max(row[1:]) > MOST:
+                        prompt, output = _whole(tokens)
+                        blocks.append(_whole(entry.get("hash_ids", ())))
+                    if max(prompt, output) > MOST:
                         raise ValueError
-                    yield row
+                    yield time_of(at), prompt, output
                 except (
                     ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
                     RecursionError,
@@ -187,15 +190,7 @@ def _rows(kind: str, path: Path, blocks: list[Blocks]) -> Iterator[Row]:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
 
 
-_MOONCAKE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}'
-
-
-def _mooncake(entry: dict[str, Any]) -> Row:
-    prompt, output = _whole(entry["input_length"], entry["output_length"])
-    return _seconds(entry["timestamp"] / 1000), prompt, output
-
-
-def _whole(*numbers: object) -> tuple[int, ...]:
+def _whole(numbers: Sequence[Any]) -> tuple[int, ...]:
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise ValueError
-    return numbers  # type: ignore[return-value]
+    return tuple(numbers)

@@ -88,7 +88,7 @@ def open_loop(traffic: Traffic, speed: Speed, requests: int, seed: int, copy: in
         made.append(replace(calls[0], at_s=round(at_s, 6)))
         for call in calls[1:]:
             made.append(replace(call, after=len(made) - 1))
-    generator = {**_told(traffic), "speed": asdict(speed), "seed": seed, "copy": copy}
+    generator = {**asdict(traffic), "speed": asdict(speed), "seed": seed, "copy": copy}
     return seal(generator, made, len(programs) / rate, steady=False)
 
 
@@ -96,12 +96,8 @@ def closed_loop(traffic: Traffic, requests: int, users: int, seed: int) -> Workl
     """The same requests one by one, without targets, which need a `Speed`."""
     programs = _programs(traffic, None, requests, seed, 0)
     made = [call for calls in programs for call in calls]
-    generator = {**_told(traffic), "seed": seed}
+    generator = {**asdict(traffic), "seed": seed}
     return seal(generator, made, 0.0, steady=True, users=users)
-
-
-def _told(traffic: Traffic) -> dict[str, Any]:
-    return {**asdict(traffic), "flows": [asdict(flow) for flow in traffic.flows]}
 
 
 def _programs(
@@ -165,20 +161,15 @@ def _flow(
 
 
 def _signals(flow: Flow, speed: Speed | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if flow.user is not None:
-        found["user"] = flow.user
-    if flow.priority is not None:
-        found["priority"] = flow.priority
+    found: dict[str, Any] = {"user": flow.user, "priority": flow.priority}
     if speed is not None:
         for name, multiple, unit_s in (
             ("ttft_target_s", flow.ttft, speed.request_s),
             ("tpot_target_s", flow.tpot, speed.token_s),
             ("deadline_s", flow.deadline, speed.request_s),
         ):
-            if multiple is not None:
-                found[name] = float(f"{multiple * unit_s:.4g}")
-    return found
+            found[name] = None if multiple is None else float(f"{multiple * unit_s:.4g}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _seed(seed: int, stream: str, *more: int) -> np.random.SeedSequence:

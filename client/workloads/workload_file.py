@@ -89,6 +89,7 @@ def seal(
 ) -> Workload:
     """A workload with its hash."""
     requests = tuple(requests)
+    generator = json.loads(json.dumps(generator))  # as a file gives it back
     return Workload(generator, requests, duration_s, steady, users, _digest(map(_line, requests)))
 
 
@@ -106,15 +107,9 @@ def until(workload: Workload, end_s: float) -> Workload:
 
 
 def write_workload(workload: Workload, path: Path) -> None:
-    header = {
-        "format": FORMAT,
-        "generator": dict(workload.generator),
-        "requests": len(workload.requests),
-        "duration_s": workload.duration_s,
-        "steady": workload.steady,
-        "users": workload.users,
-        "sha256": workload.sha256,
-    }
+    header: dict[str, Any] = {"format": FORMAT}
+    header |= {f.name: getattr(workload, f.name) for f in fields(workload)}
+    header["requests"] = len(workload.requests)
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(header) + "\n")
         file.writelines(map(_line, workload.requests))
