@@ -21,8 +21,8 @@ from client.claims.play import BASELINE, BLOCK, CONTROL, PARTS, POLICY, Played
 from client.claims.verdict import Block, doubted, events, false_alarms, find
 from client.load.machine import commit, machine
 from client.load.records import Run
-from client.report.page import Table
 from client.report.pictures.drawing import drawn, in_seconds, named
+from client.report.tables import Table
 from client.report.words import ratio_text, seconds
 
 COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}

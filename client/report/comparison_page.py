@@ -1,7 +1,8 @@
 """The page of a comparison, and the summary on the terminal.
 
 The result in words first, with the two things that the original showed: the servers' statistics
-and latency by requested tokens. Then the loads; what is needed to judge them is folded away.
+and latency by requested tokens. Then the loads; what is needed to judge them is folded away. The
+page's own words are in ``comparison.html.j2``; it has no scripts.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client.analysis.comparison.results import Calibration
+import jinja2
+
 from client.analysis.comparison.summary import Point, names_of, planned
 from client.analysis.figures import E2E, TTFT
-from client.analysis.gates import VALID
+from client.analysis.gates import SEVERITY, VALID
 from client.analysis.metrics import FRONT
 from client.report.comparison import Comparison
-from client.report.page import Section, Table, write_page
 from client.report.pictures.runs import latency, sizes, throughput
 from client.report.sentences import sentences
 from client.report.tables import (
     VOID,
+    Table,
     comparison_table,
     control_text,
     fairness_table,
@@ -42,26 +44,40 @@ def as_text(c: Comparison) -> str:
 
 
 def write_comparison_page(path: Path, c: Comparison) -> None:
-    manifest = c.manifest
-    gates = [(r.job.name, g.name, g.verdict, g.found) for r in c.results for g in r.verdict.gates]
-    reading = [*_READING, contained(manifest["recipe"]["arrivals"])]
-    write_page(
-        path,
-        Section(
-            f"Batching compared: {manifest['model']}", _sentences(c),
-            _server_table(c) if c.points else None,
-            [sizes(c.points, _telling_load(c.points))] if c.points else (),
-        ),
-        [_configuration(manifest)],
-        [*(loss.headline for loss in c.losses), *manifest["warnings"], *_doubtful(c)],
-        [
-            *(Section(f"Why {x.system} failed", text=x.reason, folded=True) for x in c.losses),
-            *(_loads(c) if c.points else []),
-            Section("How to read it", reading, folded=True),
-            Section("Every run and its gates", table=Table(_GATES, gates, left=4), folded=True),
-            Section("Manifest", text=json.dumps(manifest, indent=1), folded=True),
-        ],
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    gates = [(r.job.name, g.name, g.verdict, g.found) for r in c.results for g in r.verdict.gates]
+    page = environment.get_template("comparison.html.j2").render(
+        c=c,
+        words=SEVERITY,
+        front=FRONT,
+        sentences=_sentences(c),
+        controls=_controls(c),
+        configuration=_configuration(c.manifest),
+        contained=contained(c.manifest["recipe"]["arrivals"]),
+        gates=Table(("run", "gate", "verdict", "found"), gates, left=4),
+        manifest=json.dumps(c.manifest, indent=1),
+        **(_of_points(c) if c.points else {}),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _of_points(c: Comparison) -> dict[str, Any]:
+    """Tables and pictures."""
+    at, found = c.points, c.found
+    voids = [(f"{p.load:g}", p.system, v.figure, v.reason, v.remedy) for p in at for v in p.voids]
+    return {
+        "server": _server_table(c),
+        "sizes": sizes(at, _telling_load(at)),
+        "loads": comparison_table(at, c.losses),
+        "pictures": [throughput(at), latency(at, TTFT), latency(at, E2E)],
+        "limits": limit_table(found) if found else None,
+        "pairs": pair_table(found) if found else None,
+        "fairness": fairness_table(at),
+        "voids": Table(("load", "system", "figure", "why it is void", "remedy"), voids, left=5),
+    }
 
 
 def _sentences(c: Comparison) -> list[str]:
@@ -104,71 +120,6 @@ def _telling_load(points: Sequence[Point]) -> float:
     everyone = len(names_of(points))
     whole = [x for x in sustained if sum(p.load == x for p in points) == everyone]
     return (whole or sustained or loads[-1:])[0]
-
-
-def _loads(c: Comparison) -> list[Section]:
-    at = c.points
-    unit = [] if c.calibration is None else [_capacity_line(c.calibration)]
-    limits, pairs = (limit_table(c.found), pair_table(c.found)) if c.found else (None, None)
-    voids = [(f"{p.load:g}", p.system, v.figure, v.reason, v.remedy) for p in at for v in p.voids]
-    folded: tuple[tuple[str, list[str], Table | None], ...] = (
-        ("Limits", [_LIMITS], limits),
-        ("Ratios of latencies", [_PAIRS], pairs),
-        ("Fairness by size", [_FAIRNESS], fairness_table(at)),
-        (
-            f"Figures marked {VOID}", [],
-            Table(("load", "system", "figure", "why it is void", "remedy"), voids, left=5),
-        ),
-    )  # fmt: skip
-    return [
-        Section(
-            "The loads", [*unit, *_controls(c)], comparison_table(at, c.losses),
-            [throughput(at), latency(at, TTFT), latency(at, E2E)],
-        ),
-        *(Section(title, lines, table, folded=True)
-          for title, lines, table in folded if table is not None and table.rows),
-    ]  # fmt: skip
-
-
-_LIMITS = (
-    "Each system at the load where it delivered most; ratios with 95 % intervals, whose bootstrap "
-    "over seeds chooses these loads again."
-)
-_PAIRS = (
-    "Where both keep up, paired over seeds, 95 % intervals; below 1 is faster. p99 is of all seeds "
-    "together, its interval from resampling seeds."
-)
-_FAIRNESS = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
-
-
-def _doubtful(c: Comparison) -> list[str]:
-    return [
-        f"{p.system} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
-        for p in c.points
-        if not p.usable
-    ]
-
-
-def _capacity_line(c: Calibration) -> str:
-    return (
-        f"Loads are multiples of {c.capacity:.3g} requests/s, the rate of {c.baseline} with one "
-        f"request at a time ({c.requests} requests, closed loop of one user). Alone, one takes "
-        f"{c.isolated.base_s * 1e3:.3g} ms + {c.isolated.prompt_s * 1e3:.3g} ms a prompt token + "
-        f"{c.isolated.output_s * 1e3:.3g} ms an output token."
-    )
-
-
-_GATES = ("run", "gate", "verdict", "found")
-_READING = (
-    "Throughput is output tokens delivered within the measured window per second. The window is "
-    f"the same for all runs of a workload: it leaves out the first {FRONT:.0%} of a steady load "
-    "and ends with the last intended arrival. Latencies run from the intended time of a request; "
-    "one that was cut counts as infinitely late. Jain: the fairness of slowdown over five sizes; "
-    "good: the share that met the objectives.",
-    "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
-    "is what it delivers under this load. Percentiles are of all seeds together and printed only "
-    "if there are enough values. docs/measuring.md and docs/comparing.md define all figures.",
-)
 
 
 def _configuration(manifest: dict[str, Any]) -> str:

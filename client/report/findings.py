@@ -12,7 +12,7 @@ from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
 from client.load.servers.processes import System
 from client.load.servers.stats import described
-from client.report.page import Table
+from client.report.tables import Table
 from client.report.words import contained, objectives_text
 from client.workloads.recipe import Recipe, used
 

@@ -15,8 +15,7 @@ from client.analysis.metrics import Objectives, RunFigures, measure
 from client.load.deferred import Job
 from client.load.records import RUNS, RawError, Run, read_raw, write_raw, write_requests
 from client.load.servers.stats import described
-from client.report.page import Table
-from client.report.tables import VOID, server_table
+from client.report.tables import VOID, Table, server_table
 from client.report.words import bounded
 from client.workloads.workload_file import write_workload
 

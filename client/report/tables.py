@@ -1,4 +1,4 @@
-"""Tables: a comparison's figures, ratios with their intervals, fairness by size; servers' /stats.
+"""Tables for pages and terminals: the figures of a comparison, ratios, fairness by size, /stats.
 
 It turns what the analysis found into cells, and computes nothing.
 """
@@ -13,11 +13,42 @@ from client.analysis.comparison.results import Headline, Loss, Pair
 from client.analysis.comparison.summary import TAIL, Point, mean_of, stated, tail_of
 from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
-from client.report.page import Table, groups
 from client.report.words import ratio_text, seconds
 
 VOID = "*"  # marks a void figure
 _COUNT = "unfinished"  # is shown for runs whose figures are not usable, too
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``left`` columns are aligned to the left, the rest to the right. The rows ``ruled`` have a
+    line above."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    caption: str = ""
+    ruled: Sequence[int] = ()
+
+    def as_text(self) -> str:
+        """The same for a terminal."""
+        lines = [self.head, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        made = []
+        for number, line in enumerate(lines):
+            if number > 1 and number - 1 in self.ruled:
+                made.append("")
+            cells = [
+                cell.ljust(width) if i < self.left else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            made.append("  ".join(cells).rstrip())
+        return "\n".join(made)
+
+
+def groups(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The rows whose first cell is not that of the row before."""
+    return [k for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
 
 
 @dataclass(frozen=True, slots=True)
