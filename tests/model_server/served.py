@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,10 @@ PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
-class Calls(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Every call that reached a server, without heartbeats: its verb and its message."""
+class Calls:
+    """Notes every call that reaches a service, but heartbeats: its verb and its message."""
 
+    service: ModelService
     seen: list[tuple[str, Any]] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, Any]]:
@@ -36,19 +37,14 @@ class Calls(grpc.ServerInterceptor):  # type: ignore[misc]
         seen, self.seen[:] = list(self.seen), []
         return sorted(seen, key=lambda call: getattr(call[1], "number", -1))
 
-    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
-        handler = continuation(details)
-        verb = details.method.rpartition("/")[2]
-        if handler is None or verb == "Health":
-            return handler
+    def __getattr__(self, verb: str) -> Any:
+        method = getattr(self.service, verb)
 
         def noting(request: Any, context: Any) -> Any:
             self.seen.append((verb, request))
-            return handler.unary_unary(request, context)
+            return method(request, context)
 
-        return grpc.unary_unary_rpc_method_handler(
-            noting, handler.request_deserializer, handler.response_serializer
-        )
+        return method if verb == "Health" else noting
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +70,13 @@ def served(
     """One shard. `addresses`: of all of them, where there are several."""
     addresses = addresses or [address]
     access = access or Access()
-    calls, failures = Calls(), list[str]()
+    failures = list[str]()
     service = ModelService(
         Worker(), mode, max_batch_size, addresses, addresses.index(address), failures.append
     )
-    server = grpc.server(
-        ThreadPoolExecutor(8), interceptors=[*access.guards(), calls], options=OPTIONS
-    )
-    register(service, server)
+    calls = Calls(service)
+    server = grpc.server(ThreadPoolExecutor(8), interceptors=access.guards(), options=OPTIONS)
+    register(calls, server)
     access.listen(server, address)
     server.start()
 
@@ -131,11 +126,8 @@ def connected(
     patience_s: float = 20.0,
     deadline_s: float = 60.0,
 ) -> Iterator[RemoteModel]:
-    remote = RemoteModel(
-        RemoteOptions(
-            address, access or Access(), model, mode, max_batch_size, patience_s, deadline_s
-        )
-    )
+    options = address, access or Access(), model, mode, max_batch_size, patience_s, deadline_s
+    remote = RemoteModel(RemoteOptions(*options))
     try:
         yield remote
     finally:

@@ -1,15 +1,11 @@
-"""The command, with two real shards of the embedded model: they compute what one process does, and
-end when they are stopped, and when their supervisor is gone."""
+"""The command, with two real shards of the embedded model: they compute what one process does."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from generate.modes import MODES
@@ -19,9 +15,8 @@ from requested import Constraint, Sampling, TokenLogprobs
 from seams import Model
 from serving.config import Config
 from tests.bare import Bare
-from tests.launcher.test_launcher import ended
 from tests.model_server.served import connected, unix
-from tests.support.process import environment, eventually, spawned
+from tests.support.process import environment, spawned
 from text.vocabulary import load_tokenizer
 
 PROMPT = list(range(5, 45))
@@ -29,19 +24,15 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """The address of the first shard, and the process that watches them."""
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteModel]:
     folder = tmp_path_factory.mktemp("group")
     address = unix(folder)
     options = ["--shards", "2", "--speculate", "4", "--listen", address]
     command = [sys.executable, "-m", "model_server", "serve", "embedded", *options]
-    with spawned(folder, Config("dynamic"), command, environment()) as server:
-        yield address, server.process.pid
-
-
-@pytest.fixture(scope="module")
-def remote(group: tuple[str, int]) -> Iterator[RemoteModel]:
-    with connected(group[0], model="embedded", max_batch_size=8) as model:
+    with (
+        spawned(folder, Config("dynamic"), command, environment()),
+        connected(address, model="embedded", max_batch_size=8) as model,
+    ):
         yield model
 
 
@@ -92,12 +83,3 @@ def test_each_rank_computes_masks_forced_tokens_and_accepted_drafts_by_itself(
             assert re.fullmatch("[ab ]{30,60}and a fixed end", text.decode())
             found.append(row.ids)
         assert found[0] == found[1]
-
-
-def test_shards_end_when_the_process_that_watches_them_is_gone(
-    group: tuple[str, int], remote: RemoteModel
-) -> None:
-    shards = psutil.Process(group[1]).children()
-    assert len(shards) == 2
-    os.kill(group[1], signal.SIGKILL)
-    eventually(lambda: ended(shards), "no shard is left")
