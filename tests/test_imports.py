@@ -126,7 +126,9 @@ def test_a_folder_imports_only_lower_floors_of_its_package(package: str) -> None
 
 
 def test_the_packages_without_torch_reach_none_through_what_they_import() -> None:
-    """Really imported, in a process of its own: libraries count too."""
+    """Really imported, in a process of its own: libraries count too. So are the app, in whose
+    process handlers and gunicorn's own thread run, and the router; without an endpoint for traces
+    there is nothing of OpenTelemetry."""
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for of, path in modules()
@@ -138,7 +140,13 @@ def test_the_packages_without_torch_reach_none_through_what_they_import() -> Non
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
     )
-    names += ["tests.support.hash_model", "model_server.remote.model"]
+    program += (
+        "\nimport app, serving.config, telemetry.tracing\n"
+        "app.create_app(serving.config.Config('dynamic'))\n"
+        "telemetry.tracing.start_tracing(None, 'x')\n"
+        "assert not {'torch', 'opentelemetry'} & {*sys.modules}"
+    )
+    names += ["tests.support.hash_model", "router.service", "model_server.remote.model"]
     command = [sys.executable, "-c", program, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.support.hash_app import STEP_S
 from tests.support.official import (
     FINAL,
     done,
@@ -33,7 +32,7 @@ from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have
-STEPS = {STEP_S: 0.004}
+STEPS = {"step_s": 0.004}
 
 
 def kill(server: Server) -> None:
@@ -131,7 +130,7 @@ def test_an_upload_whose_server_is_killed_leaves_nothing(tmp_path: Path) -> None
 def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
     """It ends with status 0 though the job is unfinished; its successor continues."""
     port = free_port()
-    with serving(tmp_path, "dynamic", {STEP_S: 0.02}, max_batch_size=2, port=port) as server:
+    with serving(tmp_path, "dynamic", {"step_s": 0.02}, max_batch_size=2, port=port) as server:
         client = official(server)
         lines = [line(n, max_tokens=200, ignore_eos=True) for n in range(30)]
         lines += [line(n, max_tokens=1) for n in range(30, 40)]
@@ -157,7 +156,7 @@ def test_a_database_that_is_gone_at_the_start_and_later_costs_nothing_but_time(
     postgres.stop()
     try:
         with serving(
-            tmp_path, "dynamic", {STEP_S: 0.002}, max_batch_size=2, database_url=url
+            tmp_path, "dynamic", {"step_s": 0.002}, max_batch_size=2, database_url=url
         ) as server:
             client = official(server)
             require_none(server)

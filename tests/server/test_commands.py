@@ -79,18 +79,6 @@ def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> Non
             assert part in done.stderr
 
 
-def test_what_few_need_is_imported_for_them_alone() -> None:
-    """Handlers and gunicorn's own thread run in a process that has not even imported torch, and
-    without an endpoint for traces there is nothing of OpenTelemetry."""
-    code = (
-        "import sys, app, router.service; from serving.config import Config;"
-        "from telemetry.tracing import start_tracing; app.create_app(Config('dynamic'));"
-        "start_tracing(None, 'x');"
-        "print({name.split('.')[0] for name in sys.modules} & {'torch', 'opentelemetry', 'grpc'})"
-    )
-    assert run(sys.executable, "-c", code).stdout.strip() == "set()"
-
-
 def test_the_command_serves_until_ctrl_c_which_ends_all_it_started(tmp_path: Path) -> None:
     """Typed in a folder with a policy next to files named like Python's modules: all that lies
     there comes last among what can be imported. Under nohup it outlives its terminal."""

@@ -1,14 +1,22 @@
 """A server whose model is the hash model and whose tokens are bytes: gunicorn loads it in place
-of `app:create_app()`. The environment variables below control the model."""
+of `app:create_app()`. The environment variable HASH_MODEL, a JSON object, has options of the model
+and these:
+
+answer: a file, what every request is answered with; endless: no token is the end;
+hold: a file, iterations that begin while it is there wait until it is gone;
+load_gate: a FIFO, loading continues when it is opened for writing; load_error: how loading fails;
+least_s: after which an iteration counts as hanging
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flask import Flask
 
@@ -20,17 +28,6 @@ from serving.thread import find_remote_model
 from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.hashed import VOCAB_SIZE, reference
 from text.tokenizer import Detokenizer, Tokenizer
-
-STEP_S = "HASH_STEP_S"  # how long an iteration takes
-FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated
-LOST_FROM = "HASH_LOST_FROM"  # number of the iteration in which the device is lost
-HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until it is gone
-ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
-LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
-LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
-ANSWER = "HASH_ANSWER"  # a file: what every request is answered with
-CONTEXT = "HASH_CONTEXT"  # tokens
-LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
 
@@ -53,22 +50,22 @@ def spelled(tokens: Sequence[int], *, ends: bool = False) -> str:
     return detokenizer.push([t for t in tokens if ends or t != END_ID]) + detokenizer.finish()
 
 
+def options() -> dict[str, Any]:
+    asked: dict[str, Any] = json.loads(os.environ.get("HASH_MODEL", "{}"))
+    return asked
+
+
 def load(config: Config) -> LoadedModel:
     if config.remote_model is not None:
         return find_remote_model(replace(config, model="hash"), config.remote_model)
-    if gate := os.environ.get(LOAD_GATE):
+    asked = {k: v for k, v in options().items() if k not in ("endless", "least_s")}
+    if gate := asked.pop("load_gate", None):
         Path(gate).read_bytes()
-    if message := os.environ.get(LOAD_ERROR):
+    if message := asked.pop("load_error", None):
         raise LoadError(message)
-    answer = os.environ.get(ANSWER)
-    make = HashModel if answer is None else partial(ScriptedModel, Path(answer))
-    model = make(
-        context=int(os.environ.get(CONTEXT, "1024")),
-        step_s=float(os.environ.get(STEP_S, "0")),
-        fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
-        lost_from=float(os.environ.get(LOST_FROM, "inf")),
-    )
-    hold = os.environ.get(HOLD)
+    hold = asked.pop("hold", None)
+    answer = asked.pop("answer", None)
+    model = HashModel(**asked) if answer is None else ScriptedModel(Path(answer), **asked)
 
     def pace(_: int) -> None:
         while hold and os.path.exists(hold):
@@ -79,8 +76,9 @@ def load(config: Config) -> LoadedModel:
 
 
 def make_app() -> Flask:
-    end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
+    asked = options()
+    end_ids = () if asked.get("endless") else (END_ID,)
     app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
-    if least_s := os.environ.get(LEAST_S):
-        app.extensions["engine"].limit = Limit(least_s=float(least_s))
+    if least_s := asked.get("least_s"):
+        app.extensions["engine"].limit = Limit(least_s=least_s)
     return app

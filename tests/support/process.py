@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
+import pytest
 import requests
 
 from serving.config import Config
@@ -172,12 +174,12 @@ def starting(
     app: str = HASH_APP,
     **options: Any,
 ) -> Iterator[Server]:
-    """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`; `app`:
-    what gunicorn loads."""
+    """A server with the hash model, not ready yet. `hash_model`: as `hash_app` has it; `app`: what
+    gunicorn loads."""
     options = {"port": free_port(), "data_dir": str(folder / "data"), **options}
     config = Config(mode=mode, **options)  # type: ignore[arg-type]
     env = environment(
-        **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
+        **config.as_environment(), HASH_MODEL=json.dumps(hash_model or {}, default=str)
     )
     arguments = ["-c", str(ROOT / "api/http/gunicorn_conf.py"), app]
     log_path = folder / f"server-{config.port}.log"
@@ -200,6 +202,17 @@ def serving(*args: Any, **options: Any) -> Iterator[Server]:
     with starting(*args, **options) as server:
         wait_ready(server)
         yield server
+
+
+def shared(scope: Any = "module", **options: Any) -> Any:
+    """A fixture: a server that the tests of a module share."""
+
+    @pytest.fixture(scope=scope)
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        with serving(tmp_path_factory.mktemp("server"), **options) as server:
+            yield server
+
+    return server
 
 
 @contextlib.contextmanager

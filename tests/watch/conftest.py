@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.hash_app import ENDLESS, STEP_S
-from tests.support.process import Server, serving
+from tests.support.process import shared
 
 EVIL = "evil.example"  # the browser resolves it to this machine
 KEY = "sesame"
@@ -44,8 +43,4 @@ def strict_page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture(scope="session")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder, model = tmp_path_factory.mktemp("locked"), {STEP_S: 0.002, ENDLESS: 1}
-    with serving(folder, hash_model=model, api_key=KEY) as server:
-        yield server
+locked = shared("session", hash_model={"step_s": 0.002, "endless": 1}, api_key=KEY)

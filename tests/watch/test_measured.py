@@ -13,10 +13,9 @@ from client.load.http.target import parse_target
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
-from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import Server, free_port, serving
 
-MODES = ("nobatch", "static", "dynamic")
+MODES = ("nobatch", "dynamic")
 REQUESTS = 12
 PANELS = "[...document.querySelectorAll('.panel')]"
 
@@ -28,7 +27,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     options: dict[str, Any] = {
         "cors_allow_origin": ",".join(f"http://127.0.0.1:{port}" for port in ports.values()),
         "max_batch_size": 4,
-        "hash_model": {STEP_S: 0.004, ENDLESS: 1},
+        "hash_model": {"step_s": 0.004, "endless": 1},
     }
     with ExitStack() as stack:
         yield {
@@ -49,7 +48,7 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
     urls = [server.url for server in servers.values()]
     page.goto(f"{urls[0]}/watch?with={','.join(urls)}#measured")
     page.click("#others button")
-    page.wait_for_function("window.watch && watch.modes.panels.length === 3")
+    page.wait_for_function("window.watch && watch.modes.panels.length === 2")
     page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
     names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
     page.wait_for_function(f"{names} === '{','.join(MODES)}'")
@@ -64,7 +63,7 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
                 f"'{REQUESTS} of {REQUESTS} completed')"
             )
             scores = page.evaluate(f"{PANELS}.map(p => p.querySelector('.score').textContent)")
-            assert scores[number + 1 :] == ["has not run this workload yet"] * (2 - number)
+            assert scores[number + 1 :] == ["has not run this workload yet"] * (1 - number)
             assert "load1-seed1" in page.inner_text("#verdict")
             # the clock of a panel is its run's: the page has what the client measured, and no more
             took_s = page.evaluate(
@@ -77,7 +76,7 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
         page.wait_for_function(
             "watch.modes.panels[0].score.textContent === 'has not run this workload yet'"
         )
-    seen = "watch.modes.measured.servers[2].seen.requests.filter(r => r.end !== null)"
+    seen = "watch.modes.measured.servers[1].seen.requests.filter(r => r.end !== null)"
     page.wait_for_function(f"{seen}.length === {REQUESTS}")  # after the last response, perhaps
     asked = [r.output_tokens for r in workload(2).requests]
     assert sorted(page.evaluate(f"{seen}.map(r => r.generated)")) == sorted(asked)

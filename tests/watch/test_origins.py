@@ -9,8 +9,7 @@ import pytest
 import requests
 from playwright.sync_api import Page
 
-from tests.support.hash_app import STEP_S
-from tests.support.process import PATIENCE_S, Server, eventually, serving
+from tests.support.process import PATIENCE_S, Server, eventually, shared
 from tests.support.upstream import ScriptedUpstream
 from tests.watch.conftest import EVIL, KEY
 
@@ -25,22 +24,7 @@ def stranger() -> Iterator[ScriptedUpstream]:
         yield stranger
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Without a key."""
-    with serving(tmp_path_factory.mktemp("bare"), hash_model={STEP_S: 0.001}) as server:
-        yield server
-
-
-def test_a_name_that_resolves_to_this_machine_reads_nothing(
-    strict_page: Page, bare: Server
-) -> None:
-    assert bare.url.startswith("http://127.0.0.1")
-    for path in ("/stats", "/v1/files", "/watch"):
-        for host, status in ((EVIL, 403), ("localhost", 200)):
-            answer = strict_page.goto(f"http://{host}:{bare.config.port}{path}")
-            assert answer is not None
-            assert answer.status == status
+bare = shared(hash_model={"step_s": 0.001})  # without a key
 
 
 SIMPLE = """async (server) => {

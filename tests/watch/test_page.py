@@ -9,7 +9,6 @@ import pytest
 import requests
 from playwright.sync_api import Page, Route
 
-from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import PATIENCE_S, ROOT, Server, serving
 
 PAGE_BYTES = 150 * 1024
@@ -27,7 +26,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("watch")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     options: dict[str, Any] = {"max_batch_size": 2, "policy": "mlfq", "watch_text": True}
-    model = {STEP_S: 0.004, ENDLESS: 1}
+    model = {"step_s": 0.004, "endless": 1}
     with serving(folder, hash_model=model, model=str(folder), speculate=3, **options) as server:
         yield server
 

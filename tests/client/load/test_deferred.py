@@ -15,7 +15,6 @@ from client.load.http.target import parse_target
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 from tests.client.conftest import scripted
-from tests.support.hash_app import STEP_S
 from tests.support.process import serving
 
 LATER = split(make(Recipe(requests=50, rate=1.0, deferred_share=0.5)))[1]
@@ -27,7 +26,7 @@ def test_the_deferred_ones_become_a_job_beside_the_others(
 ) -> None:
     """If the server has the API; otherwise the report says why not."""
     options = {} if stored else {"data_dir": "/dev/null/not-a-folder"}
-    with serving(tmp_path, hash_model={STEP_S: 0.001}, **options) as server:
+    with serving(tmp_path, hash_model={"step_s": 0.001}, **options) as server:
         status = main(
             [
                 "--target", server.url, "--numsamples", "30", "--rate", "100", "--output-tokens",

@@ -22,7 +22,6 @@ from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
 from tests.peers import installed
 from tests.server.apis import clients
 from tests.smollm2 import FILE, NO_NETWORK
-from tests.support.hash_app import ANSWER, CONTEXT
 from tests.support.process import serving
 from text.gguf_vocabulary import _Vocabulary
 from text.vocabulary import load_tokenizer, read_metadata
@@ -193,7 +192,7 @@ def test_codex_runs_the_command_that_a_model_calls(tmp_path: Path) -> None:
     call = {"name": "exec_command", "arguments": {"cmd": "echo se''en"}}
     answer = tmp_path / "answer.txt"
     answer.write_text(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
-    model = {ANSWER: answer, CONTEXT: 2**17}
+    model = {"answer": answer, "context": 2**17}
     with serving(tmp_path, hash_model=model, served_model_name=clients.MODEL) as server:
         process = codex(server.url, tmp_path, "Run it.", "--sandbox", "danger-full-access")
         ran = next(one for one in items(process) if one["type"] == "command_execution")

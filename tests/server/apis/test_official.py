@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from openai.types.responses import Response
 from tests.server.apis import clients as programs
 from tests.server.apis.test_clients import understood
 from tests.support.dialects import NATIVE, body
-from tests.support.hash_app import FAIL_ON, HOLD, STEP_S
 from tests.support.official import official, tgis
 from tests.support.process import PATIENCE_S, ROOT, Server, clients, serving
 
@@ -68,7 +67,7 @@ def test_a_response_is_streamed_and_kept(server: Server) -> None:
 
 def test_a_response_of_a_server_that_was_killed_has_failed(tmp_path: Path) -> None:
     fields: Any = {"model": "embedded", "input": "x", "extra_body": {"ignore_eos": True}}
-    with serving(tmp_path, hash_model={STEP_S: 0.05}) as server:
+    with serving(tmp_path, hash_model={"step_s": 0.05}) as server:
         told = official(server).responses.create(background=True, **fields)
         server.reaches(running=1)
     with serving(tmp_path) as server:
@@ -125,17 +124,18 @@ CALLS: Mapping[Callable[[Server], str], type[Exception]] = {
 }
 
 
-@pytest.mark.parametrize("fails", ["", "2"], ids=["answered", "failed"])
 def test_official_clients_skip_comments_and_raise_their_own_error_of_a_failure(
-    fails: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"
-    model = {HOLD: hold, FAIL_ON: fails}
-    try:
-        with (
-            serving(tmp_path, hash_model=model, stream_heartbeat=0.05) as server,
-            clients(1 + len(CALLS)) as call,
-        ):
+    model = {"hold": hold, "fail_on": [2]}
+    with (
+        serving(tmp_path, hash_model=model, stream_heartbeat=0.05) as server,
+        clients(1 + len(CALLS)) as call,
+        ExitStack() as stack,
+    ):
+        stack.callback(hold.unlink, missing_ok=True)  # comments would keep streams open
+        for fails in (True, False):
             hold.touch()
             first = call(server.ask, "x", 1)
             server.reaches(running=1)  # all others wait for the second iteration
@@ -156,8 +156,7 @@ def test_official_clients_skip_comments_and_raise_their_own_error_of_a_failure(
                         answers[ask].result()
                 else:
                     assert answers[ask].result() == ask(server)
-    finally:
-        hold.unlink(missing_ok=True)  # comments would keep a failed test's streams open
+            server.reaches(running=0, waiting=0)
 
 
 NAMES = ("apis", "openai", "responses", "tgi", "deferred")

@@ -6,20 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
 
 from tests.api.test_requests import expected
-from tests.support.process import (
-    PATIENCE_S,
-    Server,
-    connected,
-    eventually,
-    serving,
-)
+from tests.support.process import PATIENCE_S, Server, connected, eventually, shared
 from tests.support.wire import all_of, head
 from web.pace import AT_ONCE
 
@@ -30,11 +22,7 @@ KEYS = {"Authorization": "Bearer one"}
 KEY = "authorization: bearer  two"
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("bodies")
-    with serving(folder, api_key="one,two", client_timeout=LONG_S, max_held_bytes=MOST) as server:
-        yield server
+guarded = shared(api_key="one,two", client_timeout=LONG_S, max_held_bytes=MOST)
 
 
 def test_without_a_key_a_body_is_not_waited_for(guarded: Server) -> None:
@@ -123,30 +111,16 @@ def test_a_client_that_never_stops_sending_is_cut_off(server: Server) -> None:
             send_on()
 
 
-def test_refusals_of_many_requests_come_late_but_whole(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        for method in [*["GET"] * (AT_ONCE + 5), "HEAD"]:
-            answer = requests.request(method, f"{server.url}/nowhere", timeout=PATIENCE_S)
-            assert answer.status_code == 404
-            assert bool(answer.content) == (method == "GET")
-        assert server.ask().status_code == 200
+def test_refusals_of_many_requests_come_late_but_whole(guarded: Server) -> None:
+    url = f"{guarded.url}/nowhere"
+    for method in [*["GET"] * (AT_ONCE + 5), "HEAD"]:
+        answer = requests.request(method, url, headers=KEYS, timeout=PATIENCE_S)
+        assert answer.status_code == 404
+        assert bool(answer.content) == (method == "GET")
+    assert complete(guarded, 0).status_code == 200
 
 
 EVIL = "evil.example"
-
-
-def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:
-    """Not all at once at the end: the first event is here while the request still runs."""
-    with requests.post(
-        f"{server.url}/inference",
-        json={"prompt": "x", "num_tokens": 900, "stream": True},
-        stream=True,
-        timeout=PATIENCE_S,
-    ) as answer:
-        lines = answer.iter_lines()  # kept, since its end would close the connection
-        next(lines)
-        assert server.counts()["running"] == 1
-    server.reaches(running=0)
 
 
 def test_a_client_of_http_1_0_has_a_stream_without_chunks(server: Server) -> None:

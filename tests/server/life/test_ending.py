@@ -19,15 +19,6 @@ import requests
 
 from serving.thread import FAILED
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
-from tests.support.hash_app import (
-    ENDLESS,
-    HOLD,
-    LEAST_S,
-    LOAD_ERROR,
-    LOAD_GATE,
-    LOST_FROM,
-    STEP_S,
-)
 from tests.support.official import official
 from tests.support.process import (
     PATIENCE_S,
@@ -44,7 +35,7 @@ from tests.support.process import (
 def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, number: int) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
+    with starting(tmp_path, hash_model={"load_gate": gate}) as server:
         eventually(lambda: server.health() == 503, "the server answers")
         os.killpg(server.process.pid, number)
         assert server.process.wait(PATIENCE_S) == 0
@@ -52,7 +43,9 @@ def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, number: int
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_message(tmp_path: Path) -> None:
-    with starting(tmp_path, hash_model={LOAD_ERROR: "no such weights; allowed: better"}) as server:
+    with starting(
+        tmp_path, hash_model={"load_error": "no such weights; allowed: better"}
+    ) as server:
         assert server.process.wait(PATIENCE_S) != 0
         assert server.log.count("no such weights; allowed: better") == 1
         assert "Traceback" not in server.log
@@ -64,7 +57,7 @@ def test_a_lost_device_fails_all_requests_with_the_reason_and_ends_the_server(
 ) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    model = {HOLD: hold, LOST_FROM: 1}
+    model = {"hold": hold, "lost_from": 1}
     with serving(tmp_path, hash_model=model, max_batch_size=1) as server, clients(2) as call:
         running = call(server.ask)
         server.reaches(running=1)
@@ -103,7 +96,7 @@ def test_sigterm_loses_nothing_that_was_accepted_and_refuses_new_requests(tmp_pa
     """Not even where another holds the database when the last token has been generated."""
     hold, database, port = tmp_path / "hold", tmp_path / "data" / "jobs.db", free_port()
     hold.touch()
-    model, begun, ended = {HOLD: hold, ENDLESS: 1}, threading.Event(), threading.Event()
+    model, begun, ended = {"hold": hold, "endless": 1}, threading.Event(), threading.Event()
 
     def form() -> Iterator[bytes]:
         yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -156,7 +149,7 @@ def test_sigterm_loses_nothing_that_was_accepted_and_refuses_new_requests(tmp_pa
 
 def test_a_request_that_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, hash_model={STEP_S: 0.05}, drain_timeout=0.2) as server,
+        serving(tmp_path, hash_model={"step_s": 0.05}, drain_timeout=0.2) as server,
         clients(2) as call,
     ):
         whole = call(server.ask, "x", 1000)
@@ -188,7 +181,7 @@ def test_ctrl_c_ends_waiting_requests_with_an_error_and_leaves_no_process(
     """Also in the middle of a long iteration, whose clients are cut off. The others have their
     responses within a tenth of a second: they are few, as other tests may run beside."""
     number = 4
-    with serving(tmp_path, hash_model={STEP_S: step_s}) as server, clients(number) as call:
+    with serving(tmp_path, hash_model={"step_s": step_s}) as server, clients(number) as call:
         waiting = [call(server.ask, "x", 1000) for _ in range(number)]
         server.reaches(received=number)
         server.interrupt()
@@ -206,7 +199,7 @@ CALLS: Any = ((NATIVE, {}), (OPENAI[0], {"n": 2}), (OPENAI[1], {"stream": True})
 
 def test_a_server_that_hangs_tells_its_clients_and_ends(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
-    model: dict[str, object] = {HOLD: hold, ENDLESS: 1, LEAST_S: 1.0}
+    model: dict[str, object] = {"hold": hold, "endless": 1, "least_s": 1.0}
 
     def send(path: str, fields: dict[str, Any]) -> requests.Response:
         asked = body(path, **fields)

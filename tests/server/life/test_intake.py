@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +13,20 @@ import requests
 
 from api.http.worker.intake import handled_at_once
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
-from tests.support.hash_app import ENDLESS, HOLD, STEP_S
-from tests.support.process import PATIENCE_S, Server, clients, connected, eventually, serving
+from tests.support.process import (
+    PATIENCE_S,
+    Server,
+    clients,
+    connected,
+    eventually,
+    serving,
+    shared,
+)
 from tests.support.wire import post, send
 
-Call = Callable[..., Future[Any]]
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
 FURTHER = 4  # threads: of /stats, and of refusals
-
-
-@contextmanager
-def held(folder: Path, **options: Any) -> Iterator[tuple[Server, Path, Call]]:
-    """One request runs until the file is gone."""
-    hold = folder / "hold"
-    hold.touch()
-    with (
-        serving(folder, "nobatch", {HOLD: hold}, max_batch_size=1, **options) as server,
-        clients(MANY) as call,
-    ):
-        yield server, hold, call
 
 
 def handlers(server: Server) -> int:
@@ -43,8 +34,15 @@ def handlers(server: Server) -> int:
     return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
 
 
-def test_pending_requests_hold_no_thread_and_count_as_waiting_ones(tmp_path: Path) -> None:
-    with held(tmp_path, max_waiting=MANY) as (server, hold, call):
+def test_pending_requests_hold_no_thread_count_as_waiting_and_are_answered_by_a_server_that_stops(
+    tmp_path: Path,
+) -> None:
+    hold, options = tmp_path / "hold", {"max_batch_size": 1, "max_waiting": MANY}
+    with (
+        serving(tmp_path, "nobatch", {"hold": hold}, **options) as server,
+        clients(MANY) as call,
+    ):
+        hold.touch()  # one request runs until it is gone
         answers = []
         before = handlers(server)
         for number in range(MANY):
@@ -73,9 +71,7 @@ def test_pending_requests_hold_no_thread_and_count_as_waiting_ones(tmp_path: Pat
         shown = [counts[end] for end in ("received", "completed", "cancelled", "rejected")]
         assert shown == [MANY + 3, MANY + 1, 1, 1]
 
-
-def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
-    with held(tmp_path) as (server, hold, call):
+        hold.touch()
         answers = [call(server.ask, "x", 2) for _ in range(MANY)]
         server.reaches(running=1, waiting=MANY - 1)
         server.process.send_signal(signal.SIGTERM)
@@ -85,33 +81,11 @@ def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
-def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(tmp_path: Path) -> None:
-    """In one round of events, the client of the request that is taken leaves."""
-    with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
-        # it runs until its client leaves, however long the others take to arrive
-        request = b"".join(post(NATIVE, prompt="gone", num_tokens=1000))
-        for _ in range(ROUNDS):
-            leaving = [connected(server) for _ in range(2 * MANY)]
-            for client in leaving:
-                client.sendall(request)
-            server.reaches(running=1, waiting=len(leaving) - 1)
-            for client in leaving:
-                client.close()
-            server.reaches(running=0, waiting=0)
-        assert server.ask("x", 2).status_code == 200
-        assert server.counts()["failed"] == 0
-
-
 BATCH = 4
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Whose generations end when they are complete, cancelled or stopped."""
-    folder = tmp_path_factory.mktemp("leaving")
-    options: dict[str, Any] = {"hash_model": {STEP_S: 0.02, ENDLESS: "1"}}
-    with serving(folder, max_batch_size=BATCH, **options) as server:
-        yield server
+# its generations end when they are complete, cancelled or stopped
+endless = shared(hash_model={"step_s": 0.02, "endless": 1}, max_batch_size=BATCH)
 
 
 @pytest.fixture
@@ -140,3 +114,19 @@ def test_one_that_leaves_while_running_frees_all_it_held(
     client.close()
     endless.reaches(running=0, cancelled=before + generations)
     assert endless.ask("next", 1).status_code == 200
+
+
+def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(endless: Server) -> None:
+    """In one round of events, the client of the request that is taken leaves."""
+    # it runs until its client leaves, however long the others take to arrive
+    request = b"".join(post(NATIVE, prompt="gone", num_tokens=1000))
+    for _ in range(ROUNDS):
+        leaving = [connected(endless) for _ in range(2 * MANY)]
+        for client in leaving:
+            client.sendall(request)
+        endless.reaches(running=BATCH, waiting=len(leaving) - BATCH)
+        for client in leaving:
+            client.close()
+        endless.reaches(running=0, waiting=0)
+    assert endless.ask("x", 2).status_code == 200
+    assert endless.counts()["failed"] == 0

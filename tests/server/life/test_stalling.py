@@ -8,7 +8,6 @@ import re
 import select
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,19 +15,14 @@ import pytest
 import requests
 
 from api.jobs.files import MOST_AT_ONCE
-from tests.support.hash_app import STEP_S
-from tests.support.process import PATIENCE_S, Server, connected, serving
+from tests.support.process import PATIENCE_S, Server, connected, serving, shared
 from tests.support.wire import all_of, post
 
-TIMEOUT_S = 3.0
+TIMEOUT_S, LONG_S = 3.0, 3600.0
 BEAT_S = 0.1  # of a slow client
 
 
-@pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("stalling")
-    with serving(folder, hash_model={STEP_S: 0.03}, client_timeout=TIMEOUT_S) as server:
-        yield server
+hasty = shared(hash_model={"step_s": 0.03}, client_timeout=TIMEOUT_S)
 
 
 HALF = b"POST /inference HTTP/1.1\r\nHost: [:"
@@ -109,41 +103,6 @@ def test_a_request_sent_byte_by_byte_ends_at_its_timeout(
     assert "Traceback" not in hasty.log
 
 
-def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
-    tmp_path: Path,
-) -> None:
-    with (
-        serving(tmp_path, max_batch_size=1, max_waiting=1, client_timeout=PATIENCE_S) as server,
-        ExitStack() as stack,
-    ):
-        head, body = post("/inference", prompt="x", num_tokens=3)
-        for _ in range(2 * server.config.threads):
-            for begun in (head[:20], head + body[:5]):
-                stack.enter_context(connected(server)).sendall(begun)
-        uploads = [stack.enter_context(connected(server)) for _ in range(MOST_AT_ONCE + 1)]
-        for client in uploads:
-            client.sendall(UPLOAD % (99 * 2**20))
-        answered, _, _ = select.select(uploads, [], [], PATIENCE_S)  # in no order of arrival
-        assert [all_of(client).split()[1] for client in answered] == [b"429"]
-        assert server.health() == 200
-        assert requests.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
-        assert server.ask().status_code == 200
-
-
-def test_a_long_stream_that_is_read_slowly_is_whole(hasty: Server) -> None:
-    head, body = post("/inference", prompt="x", num_tokens=130, stream=True, seed=1)
-    start_s = time.monotonic()
-    with connected(hasty) as client:
-        client.sendall(head + body)
-        received = b""
-        while b'"done":true' not in received:
-            received += client.recv(512)
-            time.sleep(0.02)
-    assert time.monotonic() - start_s > TIMEOUT_S
-    assert sum(map(int, re.findall(rb'"tokens":([0-9]+)', received))) == 130
-
-
-LONG_S = 3600.0
 PROBES = 150  # more than twice the number after which such clients stop four threads
 
 
@@ -157,16 +116,49 @@ def deaf(server: Server) -> socket.socket:
     return client
 
 
-def test_clients_that_pipeline_probes_and_never_read_delay_no_probe(tmp_path: Path) -> None:
-    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
-    with serving(tmp_path, client_timeout=LONG_S) as server, ExitStack() as stack:
+def test_more_slow_clients_than_threads_and_pipelining_ones_that_never_read_delay_no_other(
+    tmp_path: Path,
+) -> None:
+    probe = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
+    with (
+        serving(tmp_path, max_batch_size=1, max_waiting=1, client_timeout=LONG_S) as server,
+        ExitStack() as stack,
+    ):
+        head, body = post("/inference", prompt="x", num_tokens=3)
+        for _ in range(2 * server.config.threads):
+            for begun in (head[:20], head + body[:5]):
+                stack.enter_context(connected(server)).sendall(begun)
+        uploads = [stack.enter_context(connected(server)) for _ in range(MOST_AT_ONCE + 1)]
+        for client in uploads:
+            client.sendall(UPLOAD % (99 * 2**20))
+        answered, _, _ = select.select(uploads, [], [], PATIENCE_S)  # in no order of arrival
+        assert [all_of(client).split()[1] for client in answered] == [b"429"]
         pipelining = {stack.enter_context(deaf(server)): b"" for _ in range(4)}
         for _ in range(PROBES):
             for client, rest in pipelining.items():
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        sent = client.send(rest := rest or request)
+                        sent = client.send(rest := rest or probe)
                         pipelining[client] = rest = rest[sent:]
             assert server.health() == 200
         assert requests.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
-    assert "Invalid request" not in server.log
+        assert server.ask().status_code == 200
+        assert "Invalid request" not in server.log
+
+
+def test_a_long_stream_arrives_while_it_is_generated_and_is_whole_if_it_is_read_slowly(
+    hasty: Server,
+) -> None:
+    head, body = post("/inference", prompt="x", num_tokens=130, stream=True, seed=1)
+    start_s = time.monotonic()
+    with connected(hasty) as client:
+        client.sendall(head + body)
+        received = b""
+        while b'"tokens":' not in received:
+            received += client.recv(512)
+        assert hasty.counts()["running"] == 1
+        while b'"done":true' not in received:
+            received += client.recv(512)
+            time.sleep(0.02)
+    assert time.monotonic() - start_s > TIMEOUT_S
+    assert sum(map(int, re.findall(rb'"tokens":([0-9]+)', received))) == 130

@@ -19,7 +19,6 @@ from client.workloads.spec import SpecError
 from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request
 from tests.client.conftest import scripted, workload
-from tests.support.hash_app import ENDLESS, STEP_S
 from tests.support.process import serving
 
 
@@ -27,7 +26,7 @@ from tests.support.process import serving
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server that official clients understand, and that asks for a key."""
     folder = tmp_path_factory.mktemp("server")
-    with serving(folder, hash_model={ENDLESS: 1, STEP_S: 0.002}, api_key="sesame") as server:
+    with serving(folder, hash_model={"endless": 1, "step_s": 0.002}, api_key="sesame") as server:
         yield server.url.removeprefix("http://")
 
 
