@@ -134,19 +134,13 @@ def _end(requests: Requests, since: str) -> Floats:
     return np.where(np.isnan(values), np.inf, values)
 
 
-def _none(requests: Requests) -> Floats:
-    return np.zeros(0)
-
-
-def _whole(tokens: float) -> float:
-    return 1.0
-
-
-THROUGHPUT = Figure("throughput", "tok/s", "tokens_per_s", _none, paired=True, skewed=False)
-TTFT = Figure("ttft", "TTFT", "s", lambda r: _first(r, "origin_s"), paired=True, lag=_whole)
+THROUGHPUT = Figure(
+    "throughput", "tok/s", "tokens_per_s", lambda _: np.zeros(0), paired=True, skewed=False
+)
+TTFT = Figure("ttft", "TTFT", "s", lambda r: _first(r, "origin_s"), paired=True, lag=lambda _: 1.0)
 TPOT = Figure("tpot", "TPOT", "s", _tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
-ITL = Figure("itl", "ITL", "s", _itl, lag=_whole)
-E2E = Figure("e2e", "E2E", "s", lambda r: _end(r, "origin_s"), paired=True, lag=_whole)
+ITL = Figure("itl", "ITL", "s", _itl, lag=lambda _: 1.0)
+E2E = Figure("e2e", "E2E", "s", lambda r: _end(r, "origin_s"), paired=True, lag=lambda _: 1.0)
 TTFT_SENT = Figure("ttft_sent", "TTFT from the send", "s", lambda r: _first(r, "sent_s"))
 E2E_SENT = Figure("e2e_sent", "E2E from the send", "s", lambda r: _end(r, "sent_s"))
 LATENCIES = (

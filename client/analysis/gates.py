@@ -108,7 +108,6 @@ def judge(run: Run, measured: RunFigures, server_tokens: int | None = None) -> R
     gates = [
         _answered(run, measured),
         lag_gate([measured], ranked),
-        _little(run),
         _tokens(run, server_tokens),
         _lengths(run),
         Gate("achieved / offered", f"{measured.achieved:.2f} / {measured.offered:.2f} requests/s"),
@@ -173,29 +172,6 @@ def lag_gate(
     if voids:
         found += f"; not to be used: {', '.join(void.figure for void in voids)}"
     return Gate(LAG, found, INVALID_CLIENT if voids else VALID, tuple(voids))
-
-
-def _little(run: Run) -> Gate:
-    """L sampled during the run against lambda W summed over its records."""
-    if len(run.in_flight) < 10 or not run.outcomes:
-        return Gate("Little's law", "run too short for a verdict")
-    times = np.array([t for t, _ in run.in_flight])
-    counts = np.array([n for _, n in run.in_flight], dtype=np.float64)
-    span = float(times[-1])
-    sampled = float(np.trapezoid(counts, times))
-    stays = np.array([min(o.left_s, span) - min(o.sent_s, span) for o in run.outcomes])
-    summed = float(stays.sum())
-    if summed <= 0:
-        return Gate("Little's law", "run too short for a verdict")
-    # A sample places each request's ends to within a step; the errors of one step, as after a
-    # moment in which the client had no core, have the same sign.
-    edges = np.array([t for o in run.outcomes for t in (o.sent_s, o.left_s) if t < span])
-    steps = np.diff(times)
-    within = np.bincount(np.searchsorted(times[1:], edges), minlength=steps.size)[: steps.size]
-    limit = max(0.02, 5 * math.sqrt(float(np.sum((steps * within) ** 2)) / 12) / summed)
-    off = abs(sampled - summed) / summed
-    found = f"L {sampled / span:.2f} sampled, lambda W {summed / span:.2f}, off {off:.1%}"
-    return Gate("Little's law", found, VALID if off <= limit else INVALID_CLIENT)
 
 
 def _tokens(run: Run, server_tokens: int | None) -> Gate:

@@ -27,7 +27,6 @@ from client.analysis.statistics import (
     PERCENTILES,
     Floats,
     Interval,
-    percentile,
     percentile_interval,
 )
 from client.load.records import Run
@@ -70,12 +69,8 @@ class RunFigures:
     deferred: int
     deadlines_met: int
 
-    def percentiles(self, name: str) -> dict[str, float | None]:
-        """p50 p90 p95 p99; None where n is too small."""
-        return {f"p{p}": percentile(self.latencies[name], p) for p in PERCENTILES}
-
     def intervals(self, name: str) -> dict[str, Interval]:
-        """The same with their intervals, however small n is; empty for no values."""
+        """p50 p90 p95 p99 with their intervals, however small n is; empty for no values."""
         found = {f"p{p}": percentile_interval(self.latencies[name], p) for p in PERCENTILES}
         return {p: interval for p, interval in found.items() if interval is not None}
 

@@ -12,7 +12,6 @@ from client.workloads.recipe import Recipe, make
 from client.workloads.words import Words
 from client.workloads.workload_file import Workload, read_workload, until
 
-SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)
 
 
@@ -22,7 +21,7 @@ _SIMPLE = f"""
 --numsamples N: number of requests (100; of a trace: all)
 --duration SECONDS: send for so long, instead of --numsamples
 --wait SECONDS: mean seconds between two requests (1.0; of a trace: its own)
---selection {"|".join(SELECTIONS)}: output lengths: normal (as above), range (values of
+--selection normal|range|buckets: output lengths: normal (as above), range (values of
     --numtokens_range), buckets (5, 10, ... 145)
 --numtokens_range N...: values to draw lengths from ({" ".join(map(str, RANGE_TOKENS))})
 """
@@ -87,14 +86,9 @@ def _samples(args: argparse.Namespace, words: Words | None) -> Workload:
         values = values or RANGE_TOKENS
     if values:
         recipe = replace(recipe, output_tokens="choice:" + "/".join(map(str, values)))
-    if args.duration is None:
-        return make(completed(recipe), words)
-    return _lasting(recipe, args.duration, words)
-
-
-def _lasting(recipe: Recipe, duration_s: float, words: Words | None) -> Workload:
-    """The requests that arrive within `--duration`; with a known rate, their number."""
-    if not recipe.arrivals.startswith("trace:"):
-        rate = recipe.rate or 1.0
-        return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))), words)
-    return until(make(recipe, words), duration_s)
+    if args.duration is not None:
+        if recipe.arrivals.startswith("trace:"):
+            return until(make(recipe, words), args.duration)
+        count = max(1, round((recipe.rate or 1.0) * args.duration))
+        recipe = replace(recipe, requests=count)
+    return make(completed(recipe), words)

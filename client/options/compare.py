@@ -141,33 +141,26 @@ def _loads(text: str | None) -> tuple[float, ...] | None:
 
 
 def _systems(args: argparse.Namespace) -> tuple[System, ...]:
-    text = args.modes
-    if text is None:
-        text = ",".join(MODES if args.original else COMPARED)
-    modes = [m for m in text.split(",") if m]
-    unknown = [m for m in modes if m not in COMPARED and not re.fullmatch("dynamic:.+", m)]
-    if unknown or len(set(modes)) != len(modes):
+    """The modes that are started, then the servers that run."""
+    modes = MODES if args.original else COMPARED
+    if args.modes is not None:
+        modes = tuple(m for m in args.modes.split(",") if m)
+    if not all(m in COMPARED or re.fullmatch("dynamic:.+", m) for m in modes):
         raise SpecError(
-            f"--modes {text!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "
-            "(dynamic:tgi), each once"
+            f"--modes {args.modes!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "
+            "(dynamic:tgi)"
         )
-    made = [
-        System(
-            m,
-            server_command(
-                m,
-                args.model or "embedded",
-                args.server_options,
-                prefix_caching=args.shared_prefixes,
-            ),
-            None,
-            beside="static" if m == NO_WAIT and "static" in modes else None,
+    made = []
+    for mode in modes:
+        command = server_command(
+            mode,
+            args.model or "embedded",
+            args.server_options,
+            prefix_caching=args.shared_prefixes,
         )
-        for m in modes
-    ]
-    for text in args.target:
-        target = parse_target(text)
-        made.append(System(target.name, None, target))
+        beside = "static" if mode == NO_WAIT and "static" in modes else None
+        made.append(System(mode, command, None, beside))
+    made += [System(target.name, None, target) for target in map(parse_target, args.target)]
     names = [c.name for c in made]
     if len(set(names)) != len(names):
         raise SpecError(f"two systems share a name: {', '.join(names)}")

@@ -129,7 +129,7 @@ def test_policies_are_servers_of_their_own() -> None:
     ("options", "words"),
     [
         ("--modes static:vtc,dynamic", "and dynamic:POLICY"),
-        ("--modes dynamic:vtc,dynamic:vtc", "and dynamic:POLICY"),
+        ("--modes dynamic:vtc,dynamic:vtc", "share a name"),
         ("--loads 0.5,x", "expected auto or numbers > 0"),
         ("--modes '' --target a=ftp://x", "SCHEME one of"),
         ("--modes ''", "nothing to compare"),

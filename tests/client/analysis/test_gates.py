@@ -21,9 +21,8 @@ def test_a_run_on_time_is_valid() -> None:
     run = steady([outcome(i, at=i * 0.1) for i in range(100)])
     verdict = judge(run, measure(run), server_tokens=500)
     assert verdict.word == VALID
-    assert {g.name for g in verdict.gates} >= {
-        "dispatch lag", "Little's law", "token conservation", "backlog", "achieved / offered",
-    }  # fmt: skip
+    names = {g.name for g in verdict.gates}
+    assert names >= {"dispatch lag", "token conservation", "backlog", "achieved / offered"}
 
 
 def late_client(first: float, late_s: float = 0.02, every: int = 5) -> Run:
@@ -78,26 +77,23 @@ def test_answers_of_another_length_than_asked_are_other_work() -> None:
     assert "1 of 20 responses have another length, the first 5 tokens instead" in verdict.reason
 
 
-def test_growing_queues_are_saturated() -> None:
-    """Two requests a second arrive, one a second is answered."""
-    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 0.1, gap=0.001) for i in range(100)])
-    verdict = judge(run, measure(run))
-    assert verdict.word == SATURATED
-    assert "backlog" in verdict.reason
-
-
-def test_a_queue_that_fills_from_empty_and_settles_is_valid() -> None:
-    """Each takes 3 s, so those in flight grow for a third of the run, and TTFT by 1 ms a second."""
-    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.7) for i in range(100)])
-    assert judge(run, measure(run)).word == VALID
-
-
-def test_a_server_that_takes_all_in_and_slows_down_is_saturated() -> None:
-    """No line before the first token; each answer takes half a second longer per second."""
+@pytest.mark.parametrize(
+    ("wait_grows_s", "gap", "gap_grows_s", "word"),
+    [(0.1, 0.001, 0.0, SATURATED), (1e-4, 0.7, 0.0, VALID), (1e-4, 0.1, 0.0125, SATURATED)],
+    ids=["a queue grows", "it fills and settles", "all are taken in and served ever more slowly"],
+)
+def test_a_server_is_saturated_while_its_queue_or_its_answers_grow(
+    wait_grows_s: float, gap: float, gap_grows_s: float, word: str
+) -> None:
     run = steady(
-        [outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.1 + i * 0.0125) for i in range(100)]
+        [
+            outcome(i, at=i * 0.1, first=0.05 + i * wait_grows_s, gap=gap + i * gap_grows_s)
+            for i in range(100)
+        ]
     )
-    assert judge(run, measure(run)).word == SATURATED
+    verdict = judge(run, measure(run))
+    assert verdict.word == word
+    assert ("backlog" in verdict.reason) == (word == SATURATED)
 
 
 def test_books_that_do_not_close_are_invalid() -> None:
@@ -109,21 +105,8 @@ def test_books_that_do_not_close_are_invalid() -> None:
     assert "another client used this server" in disturbed.reason
     lying = run_of([replace(o, output_tokens=6) for o in outcomes])
     assert "token conservation" in judge(lying, measure(lying)).reason
-    blind = replace(run, in_flight=tuple((t, 2 * n) for t, n in run.in_flight))
-    assert "Little's law" in judge(blind, measure(blind)).reason
     short = replace(run, outcomes=run.outcomes[:-1])
     assert judge(short, measure(short)).word == INVALID_CLIENT
-
-
-def test_a_client_that_had_no_core_for_a_moment_is_not_told_that_its_records_are_wrong() -> None:
-    """Nothing was sampled for 0.4 s, and three requests left at the end of it."""
-    sent = [i * 0.1 if not 1.0 <= i * 0.1 < 1.35 else 1.39 for i in range(30)]
-    run = run_of([outcome(i, at=i * 0.1, sent=at, gap=0.01) for i, at in enumerate(sent)], 3.0)
-    stalled = replace(run, in_flight=tuple(x for x in run.in_flight if not 1.0 < x[0] < 1.4))
-    gates = {g.name: g.verdict for g in judge(stalled, measure(stalled)).gates}
-    assert gates["Little's law"] == VALID
-    blind = replace(stalled, in_flight=tuple((t, 2 * n) for t, n in stalled.in_flight))
-    assert "Little's law" in judge(blind, measure(blind)).reason
 
 
 def test_failed_runs_say_so() -> None:
