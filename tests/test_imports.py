@@ -32,37 +32,6 @@ HOUSE: list[set[str]] = [
 ]
 FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package in packages}
 
-# package -> its floors, the lowest first: what stands on one imports only what stands below.
-# What is not named stands on top, beside the commands.
-FLOORS: dict[str, list[set[str]]] = {
-    "api": [
-        {"follow", "http", "limits", "vllm_names"},
-        {"defaults", "metrics", "signals"},
-        {"service"},
-        {"stream"},
-        {"openai"},  # its chat templates serve TGI's chat route, too
-        {"native", "tgi", "jobs", "watch"},
-        {"responses"},  # kept where jobs are
-        {"document"},
-    ],
-    "client": [
-        {"experiment", "workloads"},
-        {"load"},
-        {"analysis"},
-        {"report"},
-        {"options"},
-        {"comparison"},
-    ],
-    "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
-    "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
-    "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
-    "scheduling": [
-        {"contract", "decoding", "fitting", "growth", "lending", "prediction", "waiting"},
-        {"classes", "composed"},
-        {"policies"},
-        {"registry"},
-    ],
-}
 UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
@@ -108,21 +77,6 @@ def test_a_package_imports_only_what_stands_on_lower_floors(package: str) -> Non
             ours &= set(FLOOR_OF) | UNBOUND
             wrong = {name for name in ours if FLOOR_OF.get(name, len(HOUSE)) >= FLOOR_OF[package]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_a_folder_imports_only_lower_floors_of_its_package(package: str) -> None:
-    floor_of = {name: floor for floor, names in enumerate(FLOORS[package]) for name in names}
-    for name in floor_of:
-        place = ROOT / package / name
-        assert place.is_dir() or place.with_suffix(".py").exists(), f"{package}/{name} is gone"
-    for of, path in modules():
-        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py") if of == package else ""
-        if own in floor_of:
-            inside = [name.split(".") for name in imported(path)]
-            for name in {parts[1] for parts in inside if parts[0] == package and parts[1:]} - {own}:
-                floor = floor_of.get(name, len(FLOORS[package]))
-                assert floor < floor_of[own], f"{path.relative_to(ROOT)} imports {package}.{name}"
 
 
 def test_the_packages_without_torch_reach_none_through_what_they_import() -> None:

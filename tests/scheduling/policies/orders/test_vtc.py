@@ -4,9 +4,6 @@ and prefixes that decide among the users who are not too far ahead."""
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +14,11 @@ from engine.inference import Inference
 from requested import Sampling
 from scheduling.policies.orders.dlpm import DLPM, QUANTUM
 from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN, VTC
-from seams import Memory, Served
+from seams import Served
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.scheduling.shown import Shown, order_of, view
+from tests.scheduling.shown import Shown, order_of
 
 IDS = itertools.count(10_000)
 MODE = next(mode for mode in DYNAMIC_MODES if mode.name == "vtc, reserve")
@@ -47,6 +44,9 @@ def test_a_prompt_token_costs_one_a_generated_one_two_and_a_prefix_hit_nothing()
     order.observe([Served(cached, 20, 1)])
     assert dict(order.served) == {1: 102.0, 2: 22.0}
     assert order_of(order, [asking(3, 2), asking(4, 1), asking(5, 2)]) == [3, 5, 4]
+    waiting, order = [asking(3, 2, 9), asking(4, 1), asking(5, 2)], VTC()
+    for _ in range(2):  # what a plan has chosen counts in it alone
+        assert order_of(order, waiting) == [3, 4, 5]
 
 
 def test_a_user_that_comes_back_is_lifted_to_the_smallest_counter_of_those_who_wait() -> None:
@@ -112,71 +112,6 @@ def test_end_users_take_turns_also_beside_deferred_requests() -> None:
     check_closed(world)
     admitted = sorted((*first, *second), key=lambda request: request.admitted_s or 0.0)
     assert [request.end_user for request in admitted] == [1, 2, 1, 2, 1, 2, 1, 1, 1]
-
-
-# --- the index of waiting requests ----------------------------------------------------------
-
-
-def arriving(rng: random.Random, id: int) -> Any:
-    inference = asking(id, rng.randint(1, 50), rng.randint(1, 30))
-    inference.end_user = rng.randint(0, 3)
-    return inference
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_users_are_in_the_order_of_their_counters_whatever_comes_and_goes(seed: int) -> None:
-    """Against an order that is computed from all waiting requests at every plan."""
-    rng = random.Random(seed)
-    order = VTC()
-    waiting: list[Inference] = []
-    resident: list[Inference] = []
-    ids = iter(range(10_000))
-    for _ in range(60):
-        waiting += [arriving(rng, next(ids)) for _ in range(rng.randint(0, 4))]
-        empty: Any = view(limit=8)
-        shown = replace(empty, waiting=list(waiting), resident=list(resident))
-        most = rng.randint(0, 4)
-        found: list[Any] = list(order.first(shown, most))
-        assert [r.id for r in found] == [r.id for r in by_hand(order, waiting, shown.memory, most)]
-        for request in found:
-            if rng.random() < 0.7:
-                request.resident = True
-                waiting.remove(request)
-                resident.append(request)
-        order.observe([Served(r, 1, 1) for r in resident if rng.random() < 0.5])
-        for request in list(resident):
-            if rng.random() < 0.5:
-                resident.remove(request)
-                request.resident = False
-                if rng.random() < 0.5:
-                    request.finish("length")
-                else:
-                    request.num_preemptions += 1
-                    waiting.append(request)
-        for request in rng.sample(waiting, len(waiting) // 8):
-            request.finish("cancelled")
-        waiting = [request for request in waiting if not request.done]
-        waiting.sort(key=lambda r: (not r.num_preemptions, r.id))
-
-
-def by_hand(order: VTC, waiting: Sequence[Inference], memory: Memory, most: int) -> list[Inference]:
-    served = {request.user: order.served.get(request.user, 0.0) for request in waiting}
-    turns = {request.id: order.waiting._entries[request.id][0] for request in waiting}
-    since = {request.user: order.waiting._queues[request.user].since for request in waiting}
-
-    def place(request: Inference) -> tuple[float, int]:
-        return turns[request.id], request.id
-
-    left, found = list(waiting), list[Inference]()
-    while left and len(found) < most:
-        # within a user by turn, then by arrival; then by who has waited longer
-        users = {request.user for request in left}
-        firsts = [min((r for r in left if r.user == user), key=place) for user in users]
-        best = min(firsts, key=lambda r: (served[r.user], since[r.user]))
-        left.remove(best)
-        found.append(best)
-        served[best.user] += best.known
-    return found
 
 
 # --- prefixes first -------------------------------------------------------------------------
