@@ -3,7 +3,6 @@ loop ends; that all others get their tokens whatever happens is shown in `test_a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -224,23 +223,3 @@ def test_while_the_model_is_away_nobody_is_taken_in_and_timeouts_run_on(mode: Mo
     world.away("gone")
     world.manager.queue.drain()
     assert not world.manager.recovers
-
-
-def test_a_loop_that_waits_for_its_model_goes_on_when_it_is_back() -> None:
-    world = World(DYNAMIC)
-    world.model.lost = "gone"
-    waits = threading.Event()
-
-    def clock() -> float:
-        waits.set()
-        return 0.0
-
-    inference = world.submit([1, 2], 5)
-    thread = threading.Thread(target=drive, args=(world.manager, world.mode.lay_out, clock))
-    thread.start()
-    waits.wait()
-    world.away(None)
-    assert inference.event.wait(60.0)
-    world.manager.drain()
-    thread.join(60.0)
-    assert inference.end == "length"
