@@ -208,11 +208,6 @@ class World:
         assert len(self.books.requests) == ended
         assert len(self.submitted) - ended <= counts["waiting"] + counts["running"]
 
-    def kinds(self, request: int) -> list[str]:
-        """What each iteration did for a request."""
-        rows = [row for done in self.books.iterations for row in done.rows]
-        return [row.kind for row in rows if row.request == request]
-
 
 @dataclass(frozen=True, slots=True)
 class Client:

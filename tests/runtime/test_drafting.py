@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup are what followed the longest earlier match; and what of them is kept."""
+"""Drafts by prompt lookup are what followed the longest earlier match."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requested import Sampling
 from runtime.drafting.lookup import CANDIDATES, LEAST_MATCH, MOST_MATCH, Lookup
-from runtime.drafting.verification import places
-from seams import Opening
 from tests.examples import examples
 
 few_tokens = st.lists(st.integers(0, 3), max_size=60)
@@ -54,10 +51,3 @@ def test_a_text_that_grew_and_earlier_tokens_are_looked_up_as_if_all_was_there_a
         grown.append(token)
     assert grown == [*ids, *more]
     assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
-
-
-def test_a_token_is_drawn_after_all_drafts_before_it() -> None:
-    row = Opening(1, [4, 5], 1, Sampling(seed=3))
-    found = places(row, [6, 7])
-    assert [list(place.ids) for place in found] == [[4, 5], [4, 5, 6], [4, 5, 6, 7]]
-    assert {(place.prompt_tokens, place.sampling) for place in found} == {(1, row.sampling)}

@@ -39,12 +39,6 @@ def test_drafts_end_where_the_grammar_ends_them_or_forces_what_follows(
     assert len(matching.ahead(letters(tokenizer, drafts), alone=alone)) == count
 
 
-def test_no_draft_is_an_end_token(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    matching = Matching(grammars, Constraint("regex", "a*"), letters(tokenizer, "a"))
-    drafts = [*letters(tokenizer, "a"), *tokenizer.end_ids, *letters(tokenizer, "a")]
-    assert len(matching.ahead(drafts, alone=False)) == 1
-
-
 def test_nothing_counts_behind_a_draft_whose_mask_could_not_be_computed(
     grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
