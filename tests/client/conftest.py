@@ -65,12 +65,18 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
 
 
 @pytest.fixture(scope="session")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server of all tests, quick and with no fault of its own."""
+    log = tmp_path_factory.mktemp("target") / "log"
+    with started(command("dynamic"), "dynamic", log, 60.0) as server:
+        yield server.target
+
+
+@pytest.fixture(scope="session")
+def faulty(target: Target) -> Callable[..., str]:
     """Addresses of servers that fail after so many answers; see `modelserver`."""
-    log = tmp_path_factory.mktemp("bad") / "log"
     tags = itertools.count()
-    with started(command("dynamic"), "bad", log, 60.0) as server:
-        yield lambda fault, after=0: f"{server.target.url}/{fault}/{after}/{next(tags)}"
+    return lambda fault, after=0: f"{target.url}/{fault}/{after}/{next(tags)}"
 
 
 def system(mode: str, **options: object) -> System:

@@ -6,9 +6,8 @@ capacity. Real servers over real sockets.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 import pytest
 
 from client import capacity, client, compare
-from client.analysis.comparison import results as results_of
-from client.analysis.comparison.results import Loss
 from client.analysis.comparison.summary import measured_together
 from client.analysis.metrics import Objectives
 from client.analysis.search import SearchError
@@ -29,14 +26,11 @@ from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client.analysis.made import outcome, run_of
 from tests.client.conftest import StartServer, system
-from tests.client.modelserver import BATCH_S
 from tests.client.test_compare import planned
 
 DOWN = "http://127.0.0.1:1"
 RECIPE = Recipe(requests=20, prompts="request", output_tokens="uniform:1,9", exact_duration=True)
 Faulty = Callable[..., str]
-
-
 Played = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -57,48 +51,33 @@ def played(capsys: pytest.CaptureFixture[str]) -> Played:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "words", "at_once"),
     [
-        ("html", "a stream of events was expected, not text/html: <html> <b>Welcome</b>"),
-        ("not-json", "not a response of this API: JSONDecodeError"),
-        ("wrong-shape", "not a response of this API"),
-        ("wrong-types", "ttft_s should be seconds, not 'soon'"),
-        ("endless-line", "a line of the stream is longer than"),
-        ("broken", "ClientPayloadError"),
-        ("silent", "timed out: no data for 3 s"),
-        ("falls-silent", "timed out: no data for 3 s"),
-        ("loading", "HTTP 503"),
+        ("html", "expected, not text/html: <html> <b>Welcome</b>", "HTTP 200 and text/html"),
+        ("not-json", "not a response of this API: JSONDecodeError", None),
+        ("wrong-shape", "not a response of this API", None),
+        ("wrong-types", "ttft_s should be seconds, not 'soon'", None),
+        ("endless-line", "a line of the stream is longer than", None),
+        ("broken", "ClientPayloadError", None),
+        ("silent", "timed out: no data for 3 s", "does not respond"),
+        ("falls-silent", "timed out: no data for 3 s", None),
+        ("loading", "HTTP 503", "HTTP 503 and application/json"),
     ],
 )
 def test_responses_before_a_server_failed_are_kept(
-    faulty: Faulty, played: Played, fault: str, words: str
+    faulty: Faulty, played: Played, fault: str, words: str, at_once: str | None
 ) -> None:
+    """To one that fails ``at_once`` no load is sent."""
     status, figures = played(faulty(fault, after=6))  # one of them to see if it streams
-    assert status == 1
-    assert figures["verdict"] == "FAILED"
+    assert (status, figures["verdict"]) == (1, "FAILED")
     assert words in figures["reason"]
-    assert figures["ok"] == 5
-    assert figures["failed"] == 7
-    assert figures["output_tokens"] == 15
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("html", "HTTP 200 and text/html"),
-        ("silent", "does not respond"),
-        ("loading", "HTTP 503 and application/json"),
-    ],
-)
-def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load(
-    faulty: Faulty, played: Played, fault: str, words: str
-) -> None:
-    status, figures = played(faulty(fault))
-    assert status == 1
-    assert figures["verdict"] == "FAILED"
-    assert "none of 12 was sent" in figures["reason"]
-    assert words in figures["reason"]
-    assert figures["ok"] == figures["failed"] == 0
+    assert (figures["ok"], figures["failed"], figures["output_tokens"]) == (5, 7, 15)
+    if at_once is not None:
+        status, figures = played(faulty(fault))
+        assert (status, figures["verdict"]) == (1, "FAILED")
+        assert "none of 12 was sent" in figures["reason"]
+        assert at_once in figures["reason"]
+        assert figures["ok"] == figures["failed"] == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",)])
@@ -107,8 +86,7 @@ def test_a_server_that_is_down_is_reported(
     played: Played, kind: str, options: tuple[str, ...]
 ) -> None:
     status, figures = played(f"{kind}{DOWN}", *options)
-    assert status == 1
-    assert figures["verdict"] == "FAILED"
+    assert (status, figures["verdict"]) == (1, "FAILED")
     assert "http://127.0.0.1:1 does not respond: " in figures["reason"]
 
 
@@ -127,24 +105,15 @@ def test_a_prompt_without_an_answer_is_an_error(
         assert "error: " in capsys.readouterr().err
 
 
-@contextlib.contextmanager
-def carried_out(
-    folder: Path, *systems: System, together: bool = True, capacity: float = 20.0
-) -> Iterator[tuple[Iterator[results_of.Played], dict[str, Loss]]]:
-    """The runs as they are played, and those who are lost on the way."""
-    asked = planned(folder, systems, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together)
-    with Fleet(RECIPE, folder, 60.0, together=together) as fleet:
-        yield carry_out(asked, fleet, capacity), fleet.lost
-
-
 @pytest.mark.parametrize("together", [True, False])
 def test_a_mode_that_does_not_start_or_dies_is_left_out_and_the_others_go_on(
     tmp_path: Path, *, together: bool
 ) -> None:
-    dying = system("static", fault="die", fault_after=12)
+    dying = system("static", die_after=12)
     three = (system("nobatch", base_s="never"), dying, system("dynamic"))
-    with carried_out(tmp_path, *three, together=together, capacity=30.0) as (runs, lost):
-        results = list(runs)
+    asked = planned(tmp_path, three, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together)
+    with Fleet(RECIPE, tmp_path, 60.0, together=together) as fleet:
+        results, lost = list(carry_out(asked, fleet, capacity=30.0)), fleet.lost
     assert [*lost] == ["nobatch", "static"], "none is started again"
     assert "ended with status 2 before it was ready" in lost["nobatch"].headline
     assert "invalid float value: 'never'" in lost["nobatch"].reason
@@ -199,7 +168,7 @@ def test_a_comparison_of_which_nobody_answers_still_ends_in_a_report(
     server: StartServer, tmp_path: Path
 ) -> None:
     # 17 requests to calibrate, and some of those that find its limit.
-    url = server("dynamic", base_s=0.02, fault="die", fault_after=37).url
+    url = server("dynamic", base_s=0.02, die_after=37).url
     targets = "--target", f"one={url}", "--target", f"shut=openai+{DOWN}"
     status, figures, page = compared(tmp_path, *targets, "--loads", "auto")
     assert status == 1
@@ -214,7 +183,7 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
     server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # 17 requests to calibrate, and some of those that find its limit.
-    target = server("dynamic", base_s=0.02, fault="die", fault_after=37)
+    target = server("dynamic", base_s=0.02, die_after=37)
     status = capacity.main(
         [
             "--target", target.url, "--prompts", "request", "--output-tokens", "fixed:3",
@@ -251,7 +220,6 @@ def test_a_server_that_hides_when_its_tokens_came_is_searched_by_e2e_only() -> N
     assert capacity.probe(found, fleet, 12, None, 0, 50.0)
 
 
-def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:
-    slow = System("slow", None, parse_target(faulty("late")))
+def test_a_limit_is_measured_for_longer_until_tokens_arrive(tmp_path: Path) -> None:
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
-        assert knee(slow, fleet, RECIPE, BATCH_S / 3) > 0
+        assert knee(system("dynamic", base_s=0.1), fleet, RECIPE, 0.05) > 0

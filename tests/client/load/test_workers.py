@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +21,7 @@ from client.load.records import Run
 from client.load.servers.stats import handled, stats
 from client.load.workers import Crew, Watcher, WorkerError
 from client.workloads.recipe import Recipe, make
-from tests.client.conftest import command, started
 from tests.support.process import eventually
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    log = tmp_path_factory.mktemp("workers") / "server.log"
-    with started(command("dynamic"), "dynamic", log, 60.0) as server:
-        yield server.target
 
 
 def played(target: Target, watch: Watcher | None = None, **recipe: object) -> Run:
