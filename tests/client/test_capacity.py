@@ -47,21 +47,21 @@ def test_a_bracket_stays_as_wide_as_a_late_client_leaves_it() -> None:
         bracket(0, 10.5, 0.001, probe)
 
 
-def test_a_rate_near_the_threshold_is_played_again_and_a_saturated_one_is_not() -> None:
-    near = Evidence(asked=100, good=91, good_sent=92, keeps_up=True)
-    assert near.passes(0.9)
-    assert not near.decided(0.9)
-    assert Evidence(asked=2000, good=1850, good_sent=1860, keeps_up=True).decided(0.9)
-    assert Evidence(asked=100, good=60, good_sent=61, keeps_up=True).decided(0.9)
-    full = Evidence(asked=100, good=100, good_sent=100, keeps_up=False)
-    assert full.decided(0.9)
-    assert not full.passes(0.9), "a queue that grows will outgrow the objectives"
-
-
-def test_a_late_client_decides_nothing() -> None:
-    late = Evidence(asked=1000, good=700, good_sent=990, keeps_up=True)
-    assert not late.agrees(0.9)
-    assert not late.decided(0.9)
+@pytest.mark.parametrize(
+    ("evidence", "found"),
+    [
+        (Evidence(asked=100, good=91, good_sent=92, keeps_up=True), (True, True, False)),  # near
+        (Evidence(asked=2000, good=1850, good_sent=1860, keeps_up=True), (True, True, True)),
+        (Evidence(asked=100, good=60, good_sent=61, keeps_up=True), (False, True, True)),
+        # a queue that grows will outgrow the objectives
+        (Evidence(asked=100, good=100, good_sent=100, keeps_up=False), (False, True, True)),
+        (Evidence(asked=1000, good=700, good_sent=990, keeps_up=True), (False, False, False)),
+    ],
+)
+def test_a_rate_near_the_threshold_or_of_a_late_client_is_played_again(
+    evidence: Evidence, found: tuple[bool, ...]
+) -> None:
+    assert (evidence.passes(0.9), evidence.agrees(0.9), evidence.decided(0.9)) == found
 
 
 def test_the_command_finds_a_servers_capacity(

@@ -12,19 +12,19 @@ from urllib.parse import urlsplit
 import pytest
 
 from client.client import main
+from client.load.http.target import Target
 from client.load.machine import ROOT
 from client.report.__main__ import main as report
 from client.selftest import self_test
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import write_workload
-from tests.client.conftest import StartServer
 
 
 def test_one_prompt_prints_its_completion_from_the_server_that_ip_and_port_name(
-    server: StartServer,
+    target: Target,
 ) -> None:
     """As a user types it."""
-    port = str(urlsplit(server().url).port)
+    port = str(urlsplit(target.url).port)
     done = subprocess.run(
         [sys.executable, ROOT / "client/client.py", "--prompt", "hi", "--numtokens", "4"],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
@@ -35,9 +35,9 @@ def test_one_prompt_prints_its_completion_from_the_server_that_ip_and_port_name(
 
 
 def test_samples_are_sent_and_the_servers_stats_are_printed(
-    server: StartServer, capsys: pytest.CaptureFixture[str]
+    target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = ["--numsamples", "12", "--wait", "0.05", "--target", server().url]
+    quick = ["--numsamples", "12", "--wait", "0.05", "--target", target.url]
     assert main(quick) == 0
     told = capsys.readouterr().out
     assert "12 ok, 0 failed, 0 unfinished of 12" in told
@@ -53,7 +53,7 @@ def test_samples_are_sent_and_the_servers_stats_are_printed(
 
 
 def test_a_workload_file_is_played_and_reported(
-    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = Recipe(
         requests=30, rate=60.0, arrivals="plan:high", prompts="request",
@@ -63,7 +63,7 @@ def test_a_workload_file_is_played_and_reported(
     write_workload(made, tmp_path / "w.jsonl")
     out = tmp_path / "out"
     main(
-        ["--workload", str(tmp_path / "w.jsonl"), "--target", server().url, "--out", str(out),
+        ["--workload", str(tmp_path / "w.jsonl"), "--target", target.url, "--out", str(out),
          "--json", "--slo", "ttft:5s,e2e:9s", "--warmup", "0.05"]
     )  # fmt: skip
     figures = json.loads(capsys.readouterr().out)
@@ -83,40 +83,11 @@ def test_a_workload_file_is_played_and_reported(
     assert (out / "summary.json").read_text() == summary
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--workload", "/nowhere"), "/nowhere: cannot be read"),
-        (("--slo", "ttft"), "expected ttft:500ms"),
-        (("--arrivals", "closed:users=2", "--drain-s", "2"), "no effect in a closed loop"),
-        (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
-    ],
-)
-def test_bad_options_say_what_is_allowed(
-    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--target", "http://127.0.0.1:1", *options])
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-def test_an_objective_that_an_unstreamed_foreign_server_cannot_report_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = ["--target", "tgi+http://127.0.0.1:1", "--no-stream", "--slo"]
-    with pytest.raises(SystemExit):
-        main([*options, "ttft:1s"])
-    assert "this kind of server reports no TTFT and TPOT" in capsys.readouterr().err
-    assert main([*options, "e2e:1s"]) == 1
-
-
 def test_one_prompt_is_sent_with_its_seed_or_the_fields_of_its_target(
-    server: StartServer, capsys: pytest.CaptureFixture[str]
+    target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = server().url
-    for target, expected in ((url, (7, 10)), (f"{url}?seed=8&num_tokens=3", (8, 3))):
-        assert main(["--target", target, "--prompt", "hi", "--seed", "7", "--json"]) == 0
+    for more, expected in (("", (7, 10)), ("?seed=8&num_tokens=3", (8, 3))):
+        assert main(["--target", target.url + more, "--prompt", "hi", "--seed", "7", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["seed"], answer["num_tokens"]) == expected
 

@@ -26,7 +26,7 @@ from tests.client.conftest import StartServer, system
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
@@ -68,10 +68,10 @@ def test_the_same_workloads_reach_every_server_and_batching_wins_where_it_must(
     page = (tmp_path / "report.html").read_text()
     assert "This model only sleeps." in page
     assert not re.search(r"(src|href)=.?(http|/|\./)", page), "the page must be self-contained"
-    rows = _rows(tmp_path / "summary.csv")
-    assert {(r["system"], float(r["load"])) for r in rows} == set(table)
-    assert all("This model only sleeps." in r["notes"] for r in rows)
-    requests = _rows(tmp_path / "requests.csv")
+    summary = rows(tmp_path / "summary.csv")
+    assert {(r["system"], float(r["load"])) for r in summary} == set(table)
+    assert all("This model only sleeps." in r["notes"] for r in summary)
+    requests = rows(tmp_path / "requests.csv")
     assert len(requests) == sum(len(r.run.outcomes) for r in comparison.results)
 
     (tmp_path / "report.html").unlink()

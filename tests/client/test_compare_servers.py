@@ -4,7 +4,6 @@ and that nothing is left of the servers when they end."""
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import psutil
 
 from client.load.machine import ROOT
 from client.load.servers.processes import COMPARED
+from tests.client.test_compare import rows
 from tests.support.process import environment, eventually
 
 REQUESTS = 6
@@ -42,10 +42,6 @@ def running(*command: str, terminal: int | None = None) -> Iterator[subprocess.P
 
 def compare(folder: Path, *options: str) -> tuple[str, ...]:
     return (str(ROOT / "compare.sh"), *QUICK, *PATIENT, "--out", str(folder), *options)
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def documented_files() -> set[str]:

@@ -20,7 +20,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.search import SearchError
 from client.comparison.fleet import Fleet
 from client.comparison.runs import carry_out, knee
-from client.load.http.target import parse_target
+from client.load.http.target import Target, parse_target
 from client.load.servers.processes import System
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe
@@ -80,7 +80,7 @@ def test_responses_before_a_server_failed_are_kept(
         assert figures["ok"] == figures["failed"] == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--no-stream",)])
+@pytest.mark.parametrize("options", [(), ("--no-stream", "--slo", "e2e:1s")])
 @pytest.mark.parametrize("kind", ["", "openai+", "tgi+"])
 def test_a_server_that_is_down_is_reported(
     played: Played, kind: str, options: tuple[str, ...]
@@ -139,15 +139,14 @@ def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_a_comparison_names_who_failed_and_compares_the_rest(
-    faulty: Faulty, server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    faulty: Faulty, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first system, to which all refers, among those that fail.
 
     Five requests find a server ready; the next, which look for its limit, hear nothing of use.
     """
-    good = server("dynamic").url
     status, figures, page = compared(
-        tmp_path, "--target", f"down={DOWN}", "--target", f"good={good}",
+        tmp_path, "--target", f"down={DOWN}", "--target", f"good={target.url}",
         "--target", f"page={faulty('html')}", "--target", f"later={faulty('html', after=5)}",
     )  # fmt: skip
     assert status == 1

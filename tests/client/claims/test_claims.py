@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from client.claims.__main__ import main
 from client.claims.catalogue import CLAIMS, Claim
 from client.claims.figures import METRICS
 from client.claims.play import BLOCK, Played, play
@@ -71,25 +70,6 @@ def test_what_was_measured_is_concluded_drawn_and_stated_on_the_page(
 
 def test_every_claim_names_a_metric_that_exists() -> None:
     assert {claim.metric for claim in CLAIMS.values()} <= METRICS.keys()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ([], "which claims?"),
-        (["vtc", "--all"], "which claims?"),
-        (["nonsense"], "there is no claim about nonsense; allowed: stall-free"),
-        (["vtc", "--seeds", "3"], "--seeds must be at least 4"),
-        (["vtc", "--seconds", "0"], "--seconds: must be seconds > 0"),
-        (["vtc", "--out", "/dev/null/x"], "--out /dev/null/x: Not a directory"),
-    ],
-)
-def test_a_wrong_command_says_what_is_allowed(
-    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(args)
-    assert words in capsys.readouterr().err
 
 
 def test_the_page_states_what_was_recorded_of_every_claim() -> None:
