@@ -29,13 +29,13 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 32195,
+    "tests": 32004,
     "text": 2035,
     "others": 8673,
 }
 PRODUCT_LINES = 42276  # all but tests, benchmarks and client
 SHORT_FILES = 54
-LONG_FUNCTIONS = 15
+LONG_FUNCTIONS = 14
 REPEATED_CLASS_NAMES = 58  # names that two classes outside the tests have
 
 
