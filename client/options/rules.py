@@ -11,7 +11,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,12 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "SECONDS": _number(float, "seconds > 0", lambda seconds: 0 < seconds < math.inf),
     "DELAY": _number(float, "seconds >= 0", lambda seconds: 0 <= seconds < math.inf),
 }
-SHAPE = [field for field in fields(Recipe) if "help" in field.metadata]  # what is sent
-SHAPE_OPTIONS = [f"--{field.name.replace('_', '-')}" for field in SHAPE]
+_SHAPE = (
+    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
+    "--deadline-s",
+)  # fmt: skip
 _SAMPLES = (
-    "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
-    *SHAPE_OPTIONS,
+    "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range", *_SHAPE
 )  # fmt: skip
 _RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 _SERVER_OPTIONS = "server_options"  # those after --
@@ -94,17 +95,32 @@ _COMMON = """
 """
 
 
+_SENT = """
+--arrivals TEXT: constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2)
+    | burst (all at once) | closed:users=8,think=0.5 | plan:low | plan:medium | plan:high |
+    plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:csv,path=FILE (also azure,
+    burstgpt, mooncake; with resample=true each seed plays other parts of it, as always in
+    comparisons and searches for capacity) ({arrivals})
+--output-tokens TEXT: {sizes} ({output_tokens})
+--prompt-tokens TEXT: {sizes} ({prompt_tokens})
+--prompts TEXT: words (each one token of the server's vocabulary) | request ('Request i') |
+    shared:prefixes=4,tokens=128 (each begins with one of four texts) | sharegpt:FILE | lines:FILE
+    ({prompts})
+--deferred-share SHARE: share of deferred requests, 0..1 ({deferred_share})
+--deadline-s SECONDS: deadline of a deferred request in seconds (none)
+"""
+_SIZES = (
+    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
+    "choice:1/25/100"
+)
+
+
 def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
     """The options that say what is sent; how much and how fast differs from command to command.
 
     Those that are not given are None, so that `check` can find those without effect.
     """
-    told = ""
-    for flag, field in zip(SHAPE_OPTIONS, SHAPE, strict=True):
-        default = getattr(defaults, field.name)
-        shown = "none" if default is None else default
-        told += f"{flag} {field.metadata['kind']}: {field.metadata['help']} ({shown})\n"
-    declare(parser, told, "what is sent")
+    declare(parser, _SENT.format(sizes=_SIZES, **asdict(defaults)), "what is sent")
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, calibrate_s: float) -> None:
@@ -117,13 +133,9 @@ def recipe_from(
     args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
 ) -> Recipe:
     """The recipe that checked options ask for."""
-    given = (*(field.name for field in SHAPE), "seed")
-    return replace(
-        defaults,
-        requests=requests,
-        rate=rate,
-        **{name: value for name in given if (value := getattr(args, name)) is not None},
-    )
+    asked = {field.name: getattr(args, field.name, None) for field in fields(Recipe)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return replace(defaults, **{**given, "requests": requests, "rate": rate})
 
 
 def completed(recipe: Recipe) -> Recipe:

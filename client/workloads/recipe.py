@@ -6,7 +6,7 @@ seed, so changing one of them does not change the others; the rate only scales t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,7 @@ from client.workloads.traces import ROW, LoadTrace, read_trace
 from client.workloads.words import Words, embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
-_SIZES = (
-    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
-    "choice:1/25/100"
-)
 _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", "seeds", "think")
-
-
-def _option(default: Any, told: str, kind: str = "TEXT") -> Any:
-    """A field that is an option of all commands, with its help and the kind of its value."""
-    return field(default=default, metadata={"help": told, "kind": kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +40,12 @@ class Recipe:
 
     requests: int | None = 100
     rate: float | None = 1.0
-    arrivals: str = _option(
-        "poisson",
-        "constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2) | "
-        "burst (all at once) | closed:users=8,think=0.5 | plan:low | plan:medium | plan:high | "
-        "plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:csv,path=FILE (also "
-        "azure, burstgpt, mooncake; with resample=true each seed plays other parts of it, as "
-        "always in comparisons and searches for capacity)",
-    )
-    output_tokens: str = _option("normal:100,50,1,200", _SIZES)
-    prompt_tokens: str = _option("uniform:4,64", _SIZES)
-    prompts: str = _option(
-        "words",
-        "words (each one token of the server's vocabulary) | request ('Request i') | "
-        "shared:prefixes=4,tokens=128 (each begins with one of four texts) | sharegpt:FILE | "
-        "lines:FILE",
-    )
-    deferred_share: float = _option(0.0, "share of deferred requests, 0..1", "SHARE")
-    deadline_s: float | None = _option(None, "deadline of a deferred request in seconds", "SECONDS")
+    arrivals: str = "poisson"
+    output_tokens: str = "normal:100,50,1,200"
+    prompt_tokens: str = "uniform:4,64"
+    prompts: str = "words"
+    deferred_share: float = 0.0
+    deadline_s: float | None = None
     exact_duration: bool = False
     seed: int = 0
 
