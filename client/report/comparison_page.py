@@ -55,7 +55,6 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
         front=FRONT,
         sentences=_sentences(c),
         controls=_controls(c),
-        configuration=_configuration(c.manifest),
         contained=contained(c.manifest["recipe"]["arrivals"]),
         gates=Table(("run", "gate", "verdict", "found"), gates, left=4),
         manifest=json.dumps(c.manifest, indent=1),
@@ -66,11 +65,11 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
 
 def _of_points(c: Comparison) -> dict[str, Any]:
     """Tables and pictures."""
-    at, found = c.points, c.found
+    at, found, load = c.points, c.found, _telling_load(c.points)
     voids = [(f"{p.load:g}", p.system, v.figure, v.reason, v.remedy) for p in at for v in p.voids]
     return {
-        "server": _server_table(c),
-        "sizes": sizes(at, _telling_load(at)),
+        "server": _server_table(c, load),
+        "sizes": sizes(at, load),
         "loads": comparison_table(at, c.losses),
         "pictures": [throughput(at), latency(at, TTFT), latency(at, E2E)],
         "limits": limit_table(found) if found else None,
@@ -88,28 +87,24 @@ def _sentences(c: Comparison) -> list[str]:
 
 def _waits_s(servers: dict[str, Any]) -> dict[str, float]:
     """How long the batches of static systems wait for others to join."""
-    waits_ms = {
-        name: told.get("options", {}).get("max_wait_ms")
+    return {
+        name: wait_ms / 1e3
         for name, told in servers.items()
-        if told.get("mode") == "static"
+        if told.get("mode") == "static" and (wait_ms := told.get("options", {}).get("max_wait_ms"))
     }
-    return {name: ms / 1e3 for name, ms in waits_ms.items() if ms}
 
 
 def _controls(c: Comparison) -> list[str]:
     return [] if c.found is None else [control_text(pair) for pair in c.found.controls]
 
 
-def _server_table(c: Comparison) -> Table:
-    load = _telling_load(c.points)
-    columns = [
-        (p.system, [r.server for r in planned(p.runs) if r.server])
+def _server_table(c: Comparison, load: float) -> Table:
+    told = {
+        p.system: [r.server for r in planned(p.runs) if r.server]
         for p in c.points
         if p.load == load
-    ]
-    return server_table(
-        [(name, stats) for name, stats in columns if stats], f"/stats at load {load:g}"
-    )
+    }
+    return server_table([x for x in told.items() if x[1]], f"/stats at load {load:g}")
 
 
 def _telling_load(points: Sequence[Point]) -> float:
@@ -120,21 +115,3 @@ def _telling_load(points: Sequence[Point]) -> float:
     everyone = len(names_of(points))
     whole = [x for x in sustained if sum(p.load == x for p in points) == everyone]
     return (whole or sustained or loads[-1:])[0]
-
-
-def _configuration(manifest: dict[str, Any]) -> str:
-    recipe, machine = manifest["recipe"], manifest["machine"]
-    gpus = machine.get("gpus") or ""
-    lengths = manifest.get("windows_s") or {"": manifest.get("window_s")}
-    known = sorted({length for length in lengths.values() if length is not None})
-    runs = f"runs of {' and '.join(f'{s:.1f} s' for s in known)}; " if known else ""
-    if runs:
-        seeds = len(manifest["seeds"])
-        runs = f"{seeds} seed{'' if seeds == 1 else 's'}, {runs}"
-    return (
-        f"{manifest['started']}, client on {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gib']} GiB{gpus and f', {len(gpus)} x {gpus[0]}'}; "
-        f"{manifest.get('cores', 'cores unknown')}; "
-        f"commit {manifest['commit']}; {runs}"
-        f"arrivals {recipe['arrivals']}, output tokens {recipe.get('output_tokens', 'its own')}"
-    )

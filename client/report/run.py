@@ -79,6 +79,12 @@ def _server_line(stats: dict[str, Any] | None) -> str | None:
     return "/stats: " + "; ".join(facts) if facts else None
 
 
+_AS_NAMED = (
+    "planned", "ok", "failed", "unfinished", "warm_up_s", "window_s", "deferred", "deadlines_met",
+    "output_tokens",
+)  # fmt: skip
+
+
 def run_figures(one: OneRun) -> dict[str, Any]:
     """All figures of a run under plain names, in seconds, requests and tokens."""
     run, m, verdict, job = one.run, one.measured, one.verdict, one.facts.job
@@ -86,21 +92,13 @@ def run_figures(one: OneRun) -> dict[str, Any]:
         "verdict": verdict.word,
         "reason": verdict.reason,
         "gates": {g.name: {"verdict": g.verdict, "found": g.found} for g in verdict.gates},
-        "planned": m.planned,
-        "ok": m.ok,
-        "failed": m.failed,
-        "unfinished": m.unfinished,
-        "warm_up_s": m.warm_up_s,
-        "window_s": m.window_s,
+        **{name: getattr(m, name) for name in _AS_NAMED},
         "offered_requests_per_s": m.offered,
         "achieved_requests_per_s": m.achieved,
         "throughput_tokens_per_s": m.throughput,
         "goodput_requests_per_s": m.goodput,
         "objectives_attained": m.attained,
-        "deferred": m.deferred,
-        "deadlines_met": m.deadlines_met,
         "deferred_job": None if job is None else job.figures(),
-        "output_tokens": m.output_tokens,
         "counted": run.counted,
         "streamed": run.streamed,
         "workload_sha256": run.workload.sha256,
