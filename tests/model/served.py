@@ -17,9 +17,19 @@ from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.executor import Executor
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
 from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
 
+POLICIES: list[tuple[ModeName, Policy]] = [
+    ("nobatch", NoBatch()),
+    ("static", Static(max_wait_s=0.0)),
+    ("dynamic", Orca()),
+    ("dynamic", StallFree(token_budget=16)),
+]
 VOCAB = 97
 CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=32)
 

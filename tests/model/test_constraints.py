@@ -19,12 +19,9 @@ from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import Grammars
-from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
-from scheduling.policies.stall_free import StallFree
-from scheduling.policies.static import Static
 from seams import Policy
-from tests.model.served import answers, serve
+from tests.model.served import POLICIES, answers, serve
 from tests.runtime.grammar.conftest import text_of
 from text.tokenizer import Tokenizer
 
@@ -40,12 +37,6 @@ PERSON = of_schema(
         "additionalProperties": False,
     }
 )
-MODES_AND_POLICIES: list[tuple[ModeName, Policy]] = [
-    ("nobatch", NoBatch()),
-    ("static", Static(max_wait_s=0.0)),
-    ("dynamic", Orca()),
-    ("dynamic", StallFree(token_budget=24)),
-]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +75,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "policy"), MODES_AND_POLICIES)
+@pytest.mark.parametrize(("mode", "policy"), POLICIES)
 def test_answers_are_the_same_in_every_mode(
     mode: ModeName, policy: Policy, models: dict[ModeName, Executor], tokenizer: Tokenizer
 ) -> None:

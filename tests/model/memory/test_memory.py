@@ -1,4 +1,5 @@
-"""A model takes little more memory than its weights, and one that cannot fit is not loaded."""
+"""A model takes little more memory than its weights, plans memory for `--max-model-len`, and one
+that cannot fit is not loaded."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import runtime.budget
-from model import LoadOptions, load_model
+from model import LoadOptions, ModelOptionError, load_model
 from runtime.budget import WeightMemoryError
+from runtime.executor import Executor
+from tests.models.families import CONTEXT
 
 ROOT = Path(__file__).parents[3]
 MODEL = "random:smollm2-135m"
@@ -36,6 +39,22 @@ def test_loading_takes_little_more_than_the_weights() -> None:
     weights_bytes, peak_bytes = map(int, done.stdout.split())
     assert weights_bytes > PARAMETERS
     assert peak_bytes <= 1.15 * weights_bytes + 300e6
+
+
+def test_memory_is_planned_for_the_limit_and_no_more_than_the_models_context(
+    checkpoint: tuple[Path, object],
+) -> None:
+    def limited(tokens: int | None) -> Executor:
+        folder = str(checkpoint[0])
+        asked = LoadOptions("dynamic", folder, "cpu", "float32", 0, 4, max_model_len=tokens)
+        return load_model(asked)
+
+    whole, short = limited(None), limited(40)
+    assert (whole.context, short.context) == (CONTEXT, 40)
+    assert (whole.num_blocks, short.num_blocks) == (4 * 6, 4 * 3)
+    assert short.info.parameters == whole.info.parameters
+    with pytest.raises(ModelOptionError, match=rf"is 97, .* has {CONTEXT} tokens"):
+        limited(CONTEXT + 1)
 
 
 @pytest.mark.parametrize(
