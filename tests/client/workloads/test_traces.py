@@ -68,12 +68,15 @@ def test_published_formats_are_read_in_order_without_requests_that_failed(
     assert f"{dropped} dropped" in trace.note
 
 
-def test_times_that_were_rounded_can_be_spread_over_their_tick(tmp_path: Path) -> None:
+def test_a_trace_can_be_cut_and_rounded_times_be_spread_over_their_tick(tmp_path: Path) -> None:
     spread = read(tmp_path, MOONCAKE, "mooncake,dequantise=3")
     assert len(set(spread.rows["at_s"].tolist())) == 3
     assert spread.rows["at_s"].min() >= 0
     assert spread.rows["at_s"].max() < 6
     assert sorted(spread.rows["output_tokens"].tolist()) == [490, 500, 794]
+    cut = read(tmp_path, BURSTGPT, "burstgpt,window=30/120")
+    assert cut.rows["at_s"].tolist() == [10.5, 83.0]
+    assert cut.duration_s == 90.0
 
 
 def long_trace(tmp_path: Path, size: int = 80) -> str:
@@ -120,12 +123,6 @@ def test_a_closed_loop_of_a_trace_has_the_lengths_of_the_trace(tmp_path: Path) -
     assert all(r.prompt_tokens == 999 + r.output_tokens for r in loop.requests)
     assert len({r.output_tokens for r in loop.requests}) > 40
     assert not loop.generator.keys() & {"prompt_tokens", "output_tokens", "exact_duration"}
-
-
-def test_a_trace_can_be_cut(tmp_path: Path) -> None:
-    cut = read(tmp_path, BURSTGPT, "burstgpt,window=30/120")
-    assert cut.rows["at_s"].tolist() == [10.5, 83.0]
-    assert cut.duration_s == 90.0
 
 
 def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
