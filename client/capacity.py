@@ -12,11 +12,13 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from client.analysis.comparison.results import Calibration
 from client.analysis.gates import (
     FAILED,
     INVALID_CLIENT,
@@ -25,15 +27,23 @@ from client.analysis.gates import (
     VALID,
     Backlog,
     judge,
+    keeping_up,
 )
 from client.analysis.metrics import Objectives, RunFigures, measure, parse_objectives
-from client.analysis.search import SearchError, bracket, evidence
+from client.analysis.statistics import (
+    Interval,
+    excludes,
+    exponential,
+    mean_interval,
+    share_interval,
+)
 from client.comparison.fleet import Fleet
 from client.comparison.runs import calibrate, knee
 from client.load.http.target import parse_target
 from client.load.live import say
+from client.load.machine import commit, machine, versions
 from client.load.servers.processes import MODES, ServerError, System, end_as_ctrl_c, server_command
-from client.load.servers.stats import stats
+from client.load.servers.stats import described, stats
 from client.load.workers import WorkerError
 from client.options.rules import (
     add_common_options,
@@ -43,9 +53,9 @@ from client.options.rules import (
     recipe_from,
     require_rate,
 )
-from client.report.findings import Findings, Probe
-from client.report.words import objectives_text
-from client.workloads.recipe import Recipe, make, varied
+from client.report.tables import Table
+from client.report.words import contained, objectives_text
+from client.workloads.recipe import Recipe, make, used, varied
 from client.workloads.spec import SpecError
 
 _DEFAULTS = Recipe(exact_duration=True)
@@ -57,6 +67,183 @@ _DECLARED = """
 --seeds N: sample paths (%(default)s)
 --precision FACTOR: width of the bracket (%(default)s)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence of all runs of a rate: requests ``asked``, and those that met the objectives.
+
+    ``good`` by latencies from the intended times, ``good_sent`` from the sends. If the client was
+    late, the one is too small and the other too large, so both must lead to the same decision.
+    """
+
+    asked: int
+    good: float
+    good_sent: float
+    keeps_up: bool
+
+    def passes(self, share: float) -> bool:
+        return self.keeps_up and self.good >= share * self.asked
+
+    def agrees(self, share: float) -> bool:
+        """Whether it makes no difference that the client was late."""
+        return not self.keeps_up or (self.good_sent >= share * self.asked) == self.passes(share)
+
+    def decided(self, share: float) -> bool:
+        """Whether another run is needless: the binomial intervals exclude the share."""
+        both = (share_interval(good, self.asked) for good in (self.good, self.good_sent))
+        sure = all(excludes(interval, share) for interval in both)
+        return not self.keeps_up or (sure and self.agrees(share))
+
+
+def evidence(played: Sequence[tuple[RunFigures, Backlog]]) -> Evidence:
+    """All runs of one rate together."""
+    runs = [m for m, _ in played]
+    return Evidence(
+        asked=max(sum(m.arrived for m in runs), 1),
+        good=sum((m.attained or 0.0) * m.arrived for m in runs),
+        good_sent=sum((m.attained_sent or 0.0) * m.arrived for m in runs),
+        keeps_up=keeping_up([backlog for _, backlog in played]).verdict == VALID,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SeedBracket:
+    """The highest rate that passed and the lowest that failed, of one seed."""
+
+    seed: int
+    passed: float
+    failed: float
+
+
+class SearchError(RuntimeError):
+    """Why a search ended without an answer; ``verdict`` in the words of the gates."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+
+def bracket(
+    seed: int, start: float, precision: float, probe: Callable[[float], bool]
+) -> SeedBracket:
+    """Doubling (or halving) from ``start``, then bisection until failed/passed <= 1 + precision.
+
+    If a probe is undecided, the bracket stays as wide as it is.
+    """
+    rate = start
+    if probe(rate):
+        while probe(2 * rate):
+            rate *= 2
+        passed, failed = rate, 2 * rate
+    else:
+        while not probe(rate / 2):
+            rate /= 2
+            if rate < start / 2**12:
+                raise SearchError(
+                    VALID,
+                    f"the objectives are not met at {rate:.3g} requests/s either; loosen them",
+                )
+        passed, failed = rate / 2, rate
+    while failed / passed > 1 + precision:
+        middle = math.sqrt(passed * failed)
+        try:
+            passed, failed = (middle, failed) if probe(middle) else (passed, middle)
+        except SearchError:
+            break
+    return SeedBracket(seed, passed, failed)
+
+
+def over_seeds(brackets: Sequence[SeedBracket]) -> Interval:
+    """Geometric mean of the brackets' middles and its t interval over seeds."""
+    return exponential(mean_interval([math.log(b.passed * b.failed) / 2 for b in brackets]))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate that was tried. ``good`` is the share of requests that met the objectives;
+
+    ``good_sent`` the same with latencies from the send. They differ if the client was late.
+    """
+
+    seed: int
+    rate: float
+    good: float
+    good_sent: float
+    passed: bool
+    verdict: str
+    plays: int
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a search has found so far. ``reason`` says why it ended early, if it did."""
+
+    system: System
+    recipe: Recipe
+    objectives: Objectives | None
+    share: float
+    precision: float
+    alone: Calibration | None = None
+    server: dict[str, Any] | None = None
+    probes: list[Probe] = field(default_factory=list)
+    brackets: list[SeedBracket] = field(default_factory=list)
+    verdict: str = VALID
+    reason: str | None = None
+
+    def as_text(self) -> str:
+        """The report for people: what was tried, the brackets, and the capacity where it is."""
+        lines = [f"server: {described(self.server) or 'unknown, since no /stats were read'}"]
+        if self.objectives is not None:
+            wanted = objectives_text(self.objectives)
+            lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
+        if self.probes:
+            head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
+            rows = [
+                (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
+                 "passed" if p.passed else "failed", p.verdict, str(p.plays))
+                for p in self.probes
+            ]  # fmt: skip
+            lines += ["", Table(head, rows, left=0).as_text(), ""]
+        lines += [
+            f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
+            + (", undecided since the client was late" if self._wide(b) else "")
+            for b in self.brackets
+        ]
+        name = self.system.name
+        if self.brackets:
+            found = over_seeds(self.brackets)
+            interval = "too few seeds for an interval"
+            if found.low is not None and found.high is not None:
+                interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
+            lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")
+            lines.append(contained(self.recipe.arrivals))
+        else:
+            lines.append(f"capacity of {name}: not found")
+        if self.reason is not None:
+            lines.append(f"{self.verdict}, ended early: {self.reason}")
+        return "\n".join(lines)
+
+    def _wide(self, b: SeedBracket) -> bool:
+        return b.failed / b.passed > (1 + self.precision) * (1 + 1e-9)
+
+    def figures(self) -> dict[str, Any]:
+        """The same for machines."""
+        return {
+            "capacity": asdict(over_seeds(self.brackets)) if self.brackets else None,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "brackets": [asdict(b) for b in self.brackets],
+            "probes": [asdict(x) for x in self.probes],
+            "objectives": None if self.objectives is None else asdict(self.objectives),
+            "share": self.share,
+            "alone": None if self.alone is None else asdict(self.alone),
+            "recipe": used(self.recipe),
+            "server": self.server,
+            "machine": machine(),
+            "versions": versions(),
+            "commit": commit(),
+        }
 
 
 def probe(

@@ -31,7 +31,7 @@ from client.load.http.target import Target, parse_target
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
-from client.load.records import Run
+from client.load.records import Run, make_folder
 from client.load.servers.probing import FIRST_ANSWER_S, adapted, served_words
 from client.load.servers.processes import ServerError, cause, end_as_ctrl_c, unreachable
 from client.load.servers.stats import handled, settled_stats
@@ -69,23 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             workload, deferred = split(workload)
             jobs = JobRun(target, deferred)
         if args.out is not None:
-            args.out.mkdir(parents=True, exist_ok=True)
+            make_folder(args.out)
+        return _run(args, target, workload, jobs, objectives)
     except (SpecError, WorkloadError) as error:
         p.error(str(error))
-    except OSError as error:
-        p.error(f"--out {args.out}: {error.strerror}")
-    except (ServerError, WorkerError) as error:  # of the self-test
+    except (ServerError, WorkerError) as error:
         say(f"error: {error}")
         return 1
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    try:
-        return _run(args, target, workload, jobs, objectives)
-    except WorkerError as error:
-        say(f"error: {error}")
-        return 1
-    except KeyboardInterrupt:  # outside the run, which keeps its records
+    except KeyboardInterrupt:  # outside a run, which keeps its records
         say("interrupted")
         return 130
 

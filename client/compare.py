@@ -28,6 +28,7 @@ from client.comparison.plan import Plan, planned, schedule
 from client.comparison.runs import calibrated, carry_out, limits_of
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
+from client.load.records import make_folder
 from client.load.servers.processes import end_as_ctrl_c
 from client.load.servers.stats import note_of
 from client.load.workers import WorkerError
@@ -47,11 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         options = options_from(args)
-        options.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(options.folder)
     except (SpecError, WorkloadError) as error:
         p.error(str(error))
-    except OSError as error:
-        p.error(f"{error.filename} cannot be created: {error.strerror}; see --out")
     end_as_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
         try:

@@ -9,6 +9,7 @@ import json
 import math
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,20 +42,17 @@ class Job:
     window: str
     error: str | None = None
 
-    @property
-    def met(self) -> bool:
-        """Whether all lines ended within the window."""
-        return self.status == "completed"
-
     def figures(self) -> dict[str, Any]:
         rate = self.output_tokens / self.completed_s if self.completed_s else 0.0
-        return {**asdict(self), "deadline_met": self.met, "tokens_per_s": rate}
+        met = self.status == "completed"  # all lines ended within the window
+        return {**asdict(self), "deadline_met": met, "tokens_per_s": rate}
 
     def line(self) -> str:
+        met = "met" if self.status == "completed" else "not met"
         text = (
             f"deferred job: {self.status}, {self.completed} of {self.lines} lines done, "
             f"{self.failed} failed, {self.output_tokens} output tokens in "
-            f"{self.completed_s:.2f} s; window {self.window}: {'met' if self.met else 'not met'}"
+            f"{self.completed_s:.2f} s; window {self.window}: {met}"
         )
         return text if self.error is None else f"{text} ({self.error})"
 
@@ -129,8 +127,8 @@ class JobRun:
                 while batch["status"] not in ENDED:
                     time.sleep(POLL_S)
                     if self._leaving and batch["status"] != "cancelling":
-                        # whatever the answer is: the job may have just ended
-                        self._send(session, "POST", f"{path}/cancel")
+                        with suppress(ValueError):  # a refusal: the job may have just ended
+                            self._ask(session, "POST", f"{path}/cancel")
                     batch = self._ask(session, "GET", path)
                     self._take(batch, began_s)
                 self._take(batch, began_s)
@@ -151,16 +149,11 @@ class JobRun:
             error=faults[0].get("message"),
         )
 
-    def _send(
-        self, session: requests.Session, method: str, path: str, **options: Any
-    ) -> requests.Response:
-        url, headers = f"{self._target.url}/v1{path}", self._target.headers
-        return session.request(method, url, headers=headers, timeout=ANSWER_S, **options)
-
     def _ask(
         self, session: requests.Session, method: str, path: str, **options: Any
     ) -> dict[str, Any]:
-        answer = self._send(session, method, path, **options)
+        url, headers = f"{self._target.url}/v1{path}", self._target.headers
+        answer = session.request(method, url, headers=headers, timeout=ANSWER_S, **options)
         if answer.status_code >= 400:
             raise ValueError(f"HTTP {answer.status_code}: {answer.text[:300]}")
         data: dict[str, Any] = answer.json()

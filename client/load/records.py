@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, read_workload
 
 RUNS = "runs.jsonl.gz"
@@ -121,6 +122,14 @@ def write_requests(rows: Iterable[tuple[str, Outcome]], path: Path) -> None:
 
 class RawError(ValueError):
     """A file of runs that cannot be read."""
+
+
+def make_folder(out: Path) -> None:
+    """That of `--out`. SpecError if it cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {out}: {error.strerror}") from None
 
 
 def write_raw(folder: Path, runs: Iterable[tuple[dict[str, Any], Run]]) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.analysis.search import Evidence, SearchError, bracket
-from client.capacity import main
+from client.capacity import Evidence, SearchError, bracket, main
 from tests.client.conftest import StartServer
 
 

@@ -17,12 +17,11 @@ import pytest
 from client import capacity, client, compare
 from client.analysis.comparison.summary import measured_together
 from client.analysis.metrics import Objectives
-from client.analysis.search import SearchError
+from client.capacity import Findings, SearchError
 from client.comparison.fleet import Fleet
 from client.comparison.runs import carry_out, knee
 from client.load.http.target import Target, parse_target
 from client.load.servers.processes import System
-from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client.analysis.made import outcome, run_of
 from tests.client.conftest import StartServer, system
