@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from generate.modes import LayOut
 from requested import Sampling
@@ -70,12 +71,7 @@ class Bare:
         """By so many tokens each, or None for all that are known; a token is drawn where they are
         computed then, and 0 keeps the place of a row. `drafts`: behind the tokens of each."""
         steps = []
-        each = zip(
-            sequences,
-            tokens or [None] * len(sequences),
-            drafts or [0] * len(sequences),
-            strict=True,
-        )
+        each = zip(sequences, tokens or repeat(None), drafts or repeat(0), strict=False)
         for sequence, wanted, guesses in each:
             known = len(sequence.ids)
             count = known - sequence.computed if wanted is None else wanted

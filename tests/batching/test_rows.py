@@ -17,7 +17,7 @@ from requested import Constraint
 from tests.batching.modes import DYNAMIC_MODES, MODES
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.support.hashed import drafted_after, forced_after
+from tests.support.hashed import absorb, drafted, forced
 
 JSON = Constraint("json_schema", "{}")
 
@@ -84,9 +84,10 @@ def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_force
     check_closed(world)
     at, end = 3, 53
     for record in (record for record in world.books.iterations if record.num_generated):
-        drafts = drafted_after(inference.ids[:at], min(most, end - at - 1) if at > 3 else 0)
-        forced = forced_after(inference.ids[: at + 1]) if constraint else 0
-        assert record.num_generated == min(1 + drafts.accepted + forced, end - at)
+        known, newest = (absorb(0, inference.ids[:n]) for n in (at, at + 1))
+        drafts = drafted(known, min(most, end - at - 1) if at > 3 else 0)
+        more = forced(newest) if constraint else 0
+        assert record.num_generated == min(1 + drafts.accepted + more, end - at)
         assert record.rejected_drafts == drafts.computed - drafts.accepted
         at += record.num_generated
     assert at == end

@@ -1,8 +1,12 @@
-"""Model servers in the test's own process: real sockets, the hash model, and every call noted."""
+"""Model servers with the hash model: in the test's own process, where every call is noted, and as
+processes: `python -m tests.model_server.served ADDRESS RANK ADDRESSES`."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +18,15 @@ import grpc
 
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
-from model_server.serving.process import register
+from model_server.serving.process import ORPHAN_S, end_with_parent, fail, register, serve
 from model_server.serving.service import ModelService
 from model_server.serving.worker import ShardFailedError, Worker
+from model_server.shards import Shard
 from model_server.supervisor import Supervisor
 from model_server.wire import model_pb2_grpc
 from model_server.wire.access import OPTIONS, Access
 from tests.support.hash_model import HashModel
-
-PATIENCE_S = 60.0
+from tests.support.process import PATIENCE_S, ROOT
 
 
 @dataclass(slots=True)
@@ -136,3 +140,25 @@ def connected(
 
 def stub(address: str) -> model_pb2_grpc.ModelServerStub:
     return model_pb2_grpc.ModelServerStub(grpc.insecure_channel(address))
+
+
+def hash_shards(addresses: list[str]) -> list[Shard]:
+    """Processes of a group that starts them."""
+    command = [sys.executable, "-m", __name__]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return [
+        Shard([*command, address, str(rank), ",".join(addresses)], environment, address)
+        for rank, address in enumerate(addresses)
+    ]
+
+
+def main(address: str, rank: str, addresses: str) -> None:
+    logging.basicConfig(level="INFO")
+    service = ModelService(Worker(), "dynamic", 64, addresses.split(","), int(rank), fail)
+    model = HashModel(step_s=0.005, block_tokens=4)  # so that deaths find iterations in flight
+    end_with_parent(ORPHAN_S)
+    os._exit(serve(service, lambda: model, address, Access()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -25,8 +25,7 @@ from model_server.wire.access import Access
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from tests.batching.virtual import Books
-from tests.model_server.hash_shard import hash_shards
-from tests.model_server.served import connected, running, served, unix
+from tests.model_server.served import connected, hash_shards, running, served, unix
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
 from tests.support.process import eventually

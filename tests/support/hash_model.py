@@ -6,7 +6,7 @@ requests, wrong position, or block that was given away too early becomes a wrong
 milliseconds, in every mode and under every policy; `reference` of `hashed.py` says what a request
 would get if it were alone. With a constraint it gets up to `MOST_FORCED` of these tokens
 together with a drawn one. Of the drafts that a step asks for, some are made, and some of these are
-right: `drafted_after` says how many. Under a constraint they end before a token that forces others.
+right: `drafted` says how many. Under a constraint they end before a token that forces others.
 What is wrong stays in its blocks, as keys and values of rejected drafts do.
 Nothing is computed before its result is asked for, as on a device that is late. The contract of
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since

@@ -34,16 +34,6 @@ def reference_logprob(prefix: Sequence[int], token: int, vocab_size: int = VOCAB
     return logprob_of(absorb(0, prefix), token, vocab_size)
 
 
-def forced_after(prefix: Sequence[int]) -> int:
-    """How many tokens a constraint forces behind the newest."""
-    return forced(absorb(0, prefix))
-
-
-def drafted_after(prefix: Sequence[int], most: int) -> Drafts:
-    """Behind this prefix where up to `most` are asked for."""
-    return drafted(absorb(0, prefix), most)
-
-
 def absorb(state: int, tokens: Sequence[int]) -> int:
     for token in tokens:
         state = hash((state, token))  # hashes of integers are the same in every process
@@ -55,10 +45,12 @@ def choose(state: int, seed: int | None, vocab_size: int) -> int:
 
 
 def forced(state: int) -> int:
+    """How many tokens a constraint forces behind the newest."""
     return hash((state, MOST_FORCED)) % (MOST_FORCED + 1)
 
 
 def drafted(state: int, most: int) -> Drafts:
+    """Where up to `most` are asked for."""
     made = hash((state, 23)) % (most + 1)
     return Drafts(made, hash((state, 17)) % (made + 1))
 
