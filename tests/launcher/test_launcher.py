@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 import requests
 
 from serving.config import Config
@@ -25,25 +24,6 @@ def launched(folder: Path, *options: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "launcher", "--port", str(config.port), *options]
     with spawned(folder, config, command, environment()) as server:
         yield server
-
-
-@pytest.fixture
-def ready(tmp_path: Path) -> Iterator[Server]:
-    left: list[psutil.Process] = []
-
-    def said_so() -> bool:
-        assert server.process.poll() is None, server.log
-        return "launcher | ready on" in server.log
-
-    with launched(tmp_path, "--num-shard", "1") as server:
-        try:
-            eventually(said_so, f"ready, see {server.log_path}")
-            left += children_of(server)
-            yield server
-        finally:
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
 
 
 def children_of(server: Server) -> list[psutil.Process]:
@@ -73,21 +53,23 @@ def ended(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
-    ready: Server,
+    tmp_path: Path,
 ) -> None:
-    before = ask(ready).json()
-    shards = [p for p in children_of(ready) if "model_server" in p.cmdline()]
-    max(shards, key=lambda process: process.create_time()).kill()
-    assert ask(ready).json() == before  # waits for the new shard, without an error
-    children = children_of(ready)
-    assert len(children) >= 2
-    with ask(ready, 200, "/generate_stream") as answer:
-        events = (line for line in answer.iter_lines() if line.startswith(b"data:"))
-        next(events)
-        os.kill(ready.process.pid, signal.SIGKILL)
-        last = json.loads([*events][-1].removeprefix(b"data:"))
-    assert last["generated_text"]  # complete: the model works until the server has
-    eventually(lambda: ended(children), "the end of all processes")
+    with launched(tmp_path, "--num-shard", "1") as ready:
+        eventually(lambda: "launcher | ready on" in ready.log, f"ready, see {ready.log_path}")
+        before = ask(ready).json()
+        shards = [p for p in children_of(ready) if "model_server" in p.cmdline()]
+        max(shards, key=lambda process: process.create_time()).kill()
+        assert ask(ready).json() == before  # waits for the new shard, without an error
+        children = children_of(ready)
+        assert len(children) >= 2
+        with ask(ready, 200, "/generate_stream") as answer:
+            events = (line for line in answer.iter_lines() if line.startswith(b"data:"))
+            next(events)
+            os.kill(ready.process.pid, signal.SIGKILL)
+            last = json.loads([*events][-1].removeprefix(b"data:"))
+        assert last["generated_text"]  # complete: the model works until the server has
+        eventually(lambda: ended(children), "the end of all processes")
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:

@@ -10,13 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from model_server.supervisor import (
-    REFUSED,
-    Group,
-    IsReady,
-    Program,
-    Supervisor,
-)
+from model_server.supervisor import REFUSED, Group, IsReady, Program, Supervisor
 from tests.model_server.served import running
 from tests.support.process import eventually
 
@@ -60,9 +54,8 @@ def test_the_processes_of_a_group_are_restarted_together_and_others_stay(
     assert asked == ["c", "a", "b"]  # the groups in the opposite order
 
 
-@pytest.mark.parametrize("status", [0, 1, 3])
-def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all(status: int) -> None:
-    command = [sys.executable, "-S", "-c", f"raise SystemExit({status})"]
+def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all() -> None:
+    command = [sys.executable, "-S", "-c", "pass"]
     failing = Group(lambda: [Program("x", command, dict(os.environ), never)], end_within_s=1.0)
     supervisor = Supervisor([group("a"), failing])
     assert supervisor.run() == REFUSED

@@ -15,7 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.support.preloaded"])
+# none of it may start a thread
+_context.set_forkserver_preload(
+    ["gunicorn.app.wsgiapp", "tests.support.hash_app", "router.service"]
+)
 
 
 class Forked:

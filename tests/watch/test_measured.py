@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page
 
 from client.load.http.target import parse_target
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
-from tests.support.process import Server, free_port, serving
+from tests.support.process import free_port, serving
 
 MODES = ("nobatch", "dynamic")
 REQUESTS = 12
 PANELS = "[...document.querySelectorAll('.panel')]"
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """As `./compare.sh --watch` starts them: each may be read by the pages of all."""
-    ports = {mode: free_port() for mode in MODES}
-    options: dict[str, Any] = {
-        "cors_allow_origin": ",".join(f"http://127.0.0.1:{port}" for port in ports.values()),
-        "max_batch_size": 4,
-        "hash_model": {"step_s": 0.004, "endless": 1},
-    }
-    with ExitStack() as stack:
-        yield {
-            mode: stack.enter_context(
-                serving(tmp_path_factory.mktemp(mode), mode, port=ports[mode], **options)
-            )
-            for mode in MODES
-        }
 
 
 def workload(seed: int) -> Workload:
@@ -43,19 +23,27 @@ def workload(seed: int) -> Workload:
 
 
 def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
-    page: Page, servers: dict[str, Server]
+    page: Page, tmp_path: Path
 ) -> None:
-    urls = [server.url for server in servers.values()]
-    page.goto(f"{urls[0]}/watch?with={','.join(urls)}#measured")
-    page.click("#others button")
-    page.wait_for_function("window.watch && watch.modes.panels.length === 2")
-    page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
-    names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
-    page.wait_for_function(f"{names} === '{','.join(MODES)}'")
-    assert "first run begins when" in page.inner_text("#verdict")
-    with Crew() as crew:
-        for number, (mode, server) in enumerate(servers.items()):
-            target = parse_target(f"{mode}={server.url}")
+    """As `./compare.sh --watch` starts them: each may be read by the pages of all."""
+    ports = [free_port() for _ in MODES]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    options: dict[str, Any] = {"cors_allow_origin": ",".join(urls), "max_batch_size": 4}
+    model = {"step_s": 0.004, "endless": 1}
+    with (
+        serving(tmp_path, MODES[0], model, port=ports[0], **options),
+        serving(tmp_path, MODES[1], model, port=ports[1], **options),
+        Crew() as crew,
+    ):
+        page.goto(f"{urls[0]}/watch?with={','.join(urls)}#measured")
+        page.click("#others button")
+        page.wait_for_function("window.watch && watch.modes.panels.length === 2")
+        page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
+        names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
+        page.wait_for_function(f"{names} === '{','.join(MODES)}'")
+        assert "first run begins when" in page.inner_text("#verdict")
+        for number, (mode, url) in enumerate(zip(MODES, urls, strict=True)):
+            target = parse_target(f"{mode}={url}")
             run = crew.play(workload(1), target, name=f"load1-seed1/{mode}/a")
             assert [o.failure for o in run.outcomes] == [None] * REQUESTS
             page.wait_for_function(
@@ -76,7 +64,7 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
         page.wait_for_function(
             "watch.modes.panels[0].score.textContent === 'has not run this workload yet'"
         )
-    seen = "watch.modes.measured.servers[1].seen.requests.filter(r => r.end !== null)"
-    page.wait_for_function(f"{seen}.length === {REQUESTS}")  # after the last response, perhaps
-    asked = [r.output_tokens for r in workload(2).requests]
-    assert sorted(page.evaluate(f"{seen}.map(r => r.generated)")) == sorted(asked)
+        seen = "watch.modes.measured.servers[1].seen.requests.filter(r => r.end !== null)"
+        page.wait_for_function(f"{seen}.length === {REQUESTS}")  # after the last response, perhaps
+        asked = [r.output_tokens for r in workload(2).requests]
+        assert sorted(page.evaluate(f"{seen}.map(r => r.generated)")) == sorted(asked)
