@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -185,3 +186,28 @@ def in_time(requests: Requests) -> npt.NDArray[np.bool_]:
     deadline = requests["deadline_s"]
     end = requests["end_s"] - requests["origin_s"]
     return requests["ok"] & np.where(np.isnan(deadline), ~np.isnan(end), end <= deadline)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """E2E of a request alone: base + per prompt token + per output token, in seconds."""
+
+    base_s: float
+    prompt_s: float
+    output_s: float
+
+
+def fit_isolated(rows: npt.NDArray[Any]) -> Isolated:
+    """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative."""
+    from scipy.optimize import nnls  # a fifth of a second, which few commands need
+
+    done = rows[rows["ok"]]
+    if len(done) < 3:
+        raise ValueError("at least three responses are needed to know the isolated latency")
+    e2e = done["end_s"] - done["sent_s"]
+    prompt, output = (np.nan_to_num(done[f"{kind}_tokens"]) for kind in ("prompt", "output"))
+    design = np.column_stack([np.ones(len(done)), prompt, output])
+    if not prompt.all():
+        design[:, 1] = 0
+    coefficients, _ = nnls(design / e2e[:, None], np.ones(len(done)))
+    return Isolated(*(float(c) for c in coefficients))

@@ -131,11 +131,6 @@ def student_t(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
-def jain(values: Floats) -> float:
-    """(sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything (Jain 1984)."""
-    return float(values.sum() ** 2 / (values.size * np.sum(values**2)))
-
-
 def slope(x: Floats, y: Floats) -> Interval:
     """Least-squares slope of y on x with its t interval."""
     n = x.size

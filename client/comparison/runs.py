@@ -12,10 +12,9 @@ from urllib.parse import quote
 import numpy as np
 
 from client.analysis.comparison.results import Calibration, Job, Played
-from client.analysis.fairness import fit_isolated
 from client.analysis.figures import table_of, tokens_between
 from client.analysis.gates import SATURATED, VALID, judge
-from client.analysis.metrics import measure
+from client.analysis.metrics import fit_isolated, measure
 from client.comparison.fleet import Fleet, Interrupted, must_answer
 from client.comparison.plan import Plan, schedule
 from client.load.live import say

@@ -16,9 +16,8 @@ from typing import Any
 from client.analysis.comparison.headline import headline
 from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
 from client.analysis.comparison.summary import Point, measured_together, planned, points
-from client.analysis.fairness import Isolated
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
-from client.analysis.metrics import Objectives
+from client.analysis.metrics import Isolated, Objectives
 from client.analysis.statistics import PERCENTILES, Interval
 from client.load.records import RawError, read_raw, write_raw, write_requests
 from client.workloads.workload_file import WorkloadError
@@ -67,11 +66,6 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "capacity": None if c.calibration is None else asdict(c.calibration),
         "points": rows,
-        "fairness": [
-            {"system": p.system, "load": p.load, **asdict(p.fairness)}
-            for p in c.points
-            if p.fairness is not None
-        ],
         "headline": None if c.found is None else _headline(c.found),
         "lost": [asdict(loss) for loss in c.losses],
         "manifest": c.manifest,
@@ -127,7 +121,6 @@ def _row(
         "padding_share": _round(point.padding),
     }
     row["void"] = " ".join(void.figure for void in point.voids)
-    row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
     row["notes"] = "; ".join(notes)
     return row
 

@@ -26,7 +26,6 @@ from client.report.tables import (
     Table,
     comparison_table,
     control_text,
-    fairness_table,
     limit_table,
     pair_table,
     server_table,
@@ -74,7 +73,6 @@ def _of_points(c: Comparison) -> dict[str, Any]:
         "pictures": [throughput(at), latency(at, TTFT), latency(at, E2E)],
         "limits": limit_table(found) if found else None,
         "pairs": pair_table(found) if found else None,
-        "fairness": fairness_table(at),
         "voids": Table(("load", "system", "figure", "why it is void", "remedy"), voids, left=5),
     }
 

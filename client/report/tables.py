@@ -1,4 +1,4 @@
-"""Tables for pages and terminals: the figures of a comparison, ratios, fairness by size, /stats.
+"""Tables for pages and terminals: the figures of a comparison, ratios, servers' /stats.
 
 It turns what the analysis found into cells, and computes nothing.
 """
@@ -74,7 +74,6 @@ def comparison_table(
         _latency(E2E),
         _latency(E2E, tail),
         Column("batch", "", lambda p: "-" if p.batch is None else f"{p.batch:.1f}"),
-        Column("Jain", "", lambda p: f"{p.fairness.jain:.2f}" if p.fairness else "-", short=False),
         Column("good", "goodput", lambda p: "-" if p.attained is None else f"{p.attained:.0%}"),
         Column("cut", _COUNT, lambda p: str(p.unfinished)),
     ]
@@ -150,17 +149,6 @@ def control_text(control: Pair) -> str:
     ratios = ((figure.name, control.ratios[figure.key]) for figure in (THROUGHPUT, TTFT, E2E))
     parts = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
     return f"Control, {control.of} against itself at load {control.load:g}: {parts}."
-
-
-def fairness_table(points: Sequence[Point]) -> Table:
-    """Mean slowdown by output length, as far as there are enough answers of each size."""
-    rows = []
-    for p in points:
-        if p.fairness is not None and p.usable:
-            cells = [f"{b.mean:.2f} ({b.low}..{b.high} tokens)" for b in p.fairness.buckets]
-            rows.append((f"{p.load:g}", p.system, f"{p.fairness.jain:.2f}", *cells))
-    fifths = ("shortest fifth", "second", "third", "fourth", "longest fifth")
-    return Table(("load", "system", "Jain", *fifths), rows, left=2, ruled=groups(rows))
 
 
 def server_table(columns: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], caption: str) -> Table:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from client.analysis.fairness import Isolated
 from client.analysis.gates import RunVerdict
-from client.analysis.metrics import Objectives, RunFigures
+from client.analysis.metrics import Isolated, Objectives, RunFigures
 from client.analysis.statistics import Interval
 from client.load.records import Run
 

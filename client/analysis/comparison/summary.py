@@ -16,7 +16,6 @@ import numpy as np
 
 from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.comparison.results import Calibration, Played, Result
-from client.analysis.fairness import Fairness, fairness
 from client.analysis.figures import LATENCIES, THROUGHPUT, Figure
 from client.analysis.gates import (
     SATURATED,
@@ -50,7 +49,7 @@ class Point:
     """One system at one load, over all seeds. Latencies in seconds.
 
     ``runs`` are all of it, the control's as well, of which only ratios make use. A saturated one
-    has no TPOT and no fairness, since only its quickest requests ended. ``voids``
+    has no TPOT, since only its quickest requests ended. ``voids``
     name figures that the client's lateness invalidated. ``batch`` and ``padding`` are the mean size
     and the share of padding as the server states them, ``attained`` is the share of all that
     arrived that met the objectives.
@@ -73,7 +72,6 @@ class Point:
     attained: float | None
     batch: float | None
     padding: float | None
-    fairness: Fairness | None
 
     @property
     def usable(self) -> bool:
@@ -108,7 +106,7 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     kept = [r for r in results if not r.run.interrupted]  # which had less than its load
     order = _in_order([r.job.system for r in kept], calibration.baseline)
     return [
-        _point(name, load, runs, calibration)
+        _point(name, load, runs)
         for load in sorted({r.job.load for r in kept})
         for name in order
         if any(planned(runs := runs_by_seed(kept, name, load)))
@@ -163,7 +161,7 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     return keeping.verdict, (*reasons, *left_out)
 
 
-def _point(name: str, load: float, by_seed: BySeed, calibration: Calibration) -> Point:
+def _point(name: str, load: float, by_seed: BySeed) -> Point:
     asked = sorted(planned(by_seed), key=lambda r: r.job.seed)
     verdict, reasons = verdict_of(asked)
     usable = verdict in (VALID, SATURATED)
@@ -175,10 +173,6 @@ def _point(name: str, load: float, by_seed: BySeed, calibration: Calibration) ->
         else np.concatenate([m.latencies[f.key] for m in measured])
         for f in LATENCIES
     }
-    fair = None
-    if verdict != SATURATED:
-        rows = np.concatenate([m.requests.rows for m in measured])
-        fair = fairness(rows, calibration.isolated)
     arrived = sum(m.arrived for m in measured)
     good = [m.attained * m.arrived for m in measured if m.attained is not None]
     return Point(
@@ -199,7 +193,6 @@ def _point(name: str, load: float, by_seed: BySeed, calibration: Calibration) ->
         attained=sum(good) / arrived if good and arrived else None,
         batch=mean_of([stated(r.server, "batch-size", "mean") for r in runs]),
         padding=mean_of([stated(r.server, "padding-share") for r in runs]),
-        fairness=fair,
     )
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from client.analysis.comparison.results import Calibration, Job, Result
-from client.analysis.fairness import Isolated
 from client.analysis.gates import judge
-from client.analysis.metrics import measure
+from client.analysis.metrics import Isolated, measure
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Request, seal
 

@@ -18,8 +18,7 @@ import pytest
 from client.analysis.comparison.headline import headline
 from client.analysis.comparison.results import Job, Played
 from client.analysis.comparison.summary import measured_together, points
-from client.analysis.fairness import Isolated
-from client.analysis.metrics import Objectives
+from client.analysis.metrics import Isolated, Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Workload

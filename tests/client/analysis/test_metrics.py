@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.analysis.figures import ITL, TPOT, table_of
-from client.analysis.metrics import Objectives, measure, meets, parse_objectives, warm_up
+from client.analysis.metrics import (
+    Objectives,
+    fit_isolated,
+    measure,
+    meets,
+    parse_objectives,
+    warm_up,
+)
 from client.load.records import Outcome
 from client.workloads.spec import SpecError
 from tests.client.analysis.made import outcome, run_of, steady
@@ -109,3 +116,22 @@ def test_runs_of_one_workload_are_measured_over_the_same_window() -> None:
     assert {measure(run).window_s for run in (soon, never)} == {7.5}
     assert warm_up(replace(soon, interrupted="Ctrl-C", wall_s=4.0)) == 1.0
     assert warm_up(run_of([outcome(i) for i in range(9)])) == 0, "nothing of a burst is cut"
+
+
+@given(
+    base=st.floats(0.001, 1), prompt=st.floats(0, 0.01), out=st.floats(0.001, 0.1),
+    sizes=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 200)), min_size=12, max_size=12,
+                   unique=True),
+)  # fmt: skip
+def test_the_isolated_latency_is_found_again(
+    base: float, prompt: float, out: float, sizes: list[tuple[int, int]]
+) -> None:
+    outcomes = [
+        outcome(prompt_tokens=p, output_tokens=n, end_s=base + prompt * p + out * n)
+        for p, n in sizes
+    ]
+    found = fit_isolated(table_of(outcomes).rows)
+    for p, n in sizes:
+        alone_s = found.base_s + found.prompt_s * p + found.output_s * n
+        assert alone_s == pytest.approx(base + prompt * p + out * n, rel=0.01)
+    assert min(found.base_s, found.prompt_s, found.output_s) >= 0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.analysis.comparison.results import Calibration
-from client.analysis.fairness import Isolated
+from client.analysis.metrics import Isolated
 from client.comparison.plan import Plan, planned, schedule, telling_loads
 from client.load.servers.processes import System
 from client.options.compare import options_from, parser

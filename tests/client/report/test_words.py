@@ -21,7 +21,7 @@ def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
         system=name, load=load, offered=8.0 * load, runs={}, verdict=verdict, reasons=(),
         voids=(), throughput=Interval(100.0, 90.0, 110.0), latencies=latencies,
         ok=10, failed=0, unfinished=0, lag_p99_s=0.0, goodput=None,
-        attained=None, batch=None, padding=None, fairness=None,
+        attained=None, batch=None, padding=None,
     )  # fmt: skip
 
 
