@@ -22,10 +22,9 @@ from client.analysis.comparison.results import Calibration
 from client.analysis.gates import (
     FAILED,
     INVALID_CLIENT,
-    SATURATED,
     TOKENS,
     VALID,
-    Backlog,
+    RunVerdict,
     judge,
     keeping_up,
 )
@@ -70,41 +69,45 @@ _DECLARED = """
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """The evidence of all runs of a rate: requests ``asked``, and those that met the objectives.
+class Probe:
+    """One rate that was tried: the shares of the requests ``asked`` that met the objectives.
 
     ``good`` by latencies from the intended times, ``good_sent`` from the sends. If the client was
     late, the one is too small and the other too large, so both must lead to the same decision.
     """
 
+    seed: int
+    rate: float
     asked: int
     good: float
     good_sent: float
-    keeps_up: bool
+    verdict: str
+    plays: int
 
     def passes(self, share: float) -> bool:
-        return self.keeps_up and self.good >= share * self.asked
+        return self.verdict == VALID and self.good >= share
 
     def agrees(self, share: float) -> bool:
         """Whether it makes no difference that the client was late."""
-        return not self.keeps_up or (self.good_sent >= share * self.asked) == self.passes(share)
+        return self.verdict != VALID or (self.good_sent >= share) == self.passes(share)
 
     def decided(self, share: float) -> bool:
         """Whether another run is needless: the binomial intervals exclude the share."""
-        both = (share_interval(good, self.asked) for good in (self.good, self.good_sent))
+        both = (share_interval(x * self.asked, self.asked) for x in (self.good, self.good_sent))
         sure = all(excludes(interval, share) for interval in both)
-        return not self.keeps_up or (sure and self.agrees(share))
+        return self.verdict != VALID or (sure and self.agrees(share))
 
 
-def evidence(played: Sequence[tuple[RunFigures, Backlog]]) -> Evidence:
+def tried(seed: int, rate: float, played: Sequence[tuple[RunFigures, RunVerdict]]) -> Probe:
     """All runs of one rate together."""
     runs = [m for m, _ in played]
-    return Evidence(
-        asked=max(sum(m.arrived for m in runs), 1),
-        good=sum((m.attained or 0.0) * m.arrived for m in runs),
-        good_sent=sum((m.attained_sent or 0.0) * m.arrived for m in runs),
-        keeps_up=keeping_up([backlog for _, backlog in played]).verdict == VALID,
-    )
+    asked = max(sum(m.arrived for m in runs), 1)
+    good = sum((m.attained or 0.0) * m.arrived for m in runs) / asked
+    good_sent = sum((m.attained_sent or 0.0) * m.arrived for m in runs) / asked
+    word = keeping_up([verdict.backlog for _, verdict in played]).verdict
+    if any(verdict.word == FAILED for _, verdict in played):
+        word = FAILED
+    return Probe(seed, rate, asked, good, good_sent, word, len(played))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +162,6 @@ def over_seeds(brackets: Sequence[SeedBracket]) -> Interval:
     return exponential(mean_interval([math.log(b.passed * b.failed) / 2 for b in brackets]))
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One rate that was tried. ``good`` is the share of requests that met the objectives;
-
-    ``good_sent`` the same with latencies from the send. They differ if the client was late.
-    """
-
-    seed: int
-    rate: float
-    good: float
-    good_sent: float
-    passed: bool
-    verdict: str
-    plays: int
-
-
 @dataclass(slots=True)
 class Findings:
     """What a search has found so far. ``reason`` says why it ended early, if it did."""
@@ -201,13 +188,14 @@ class Findings:
             head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
             rows = [
                 (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-                 "passed" if p.passed else "failed", p.verdict, str(p.plays))
+                 _word(p.passes(self.share)), p.verdict, str(p.plays))
                 for p in self.probes
             ]  # fmt: skip
             lines += ["", Table(head, rows, left=0).as_text(), ""]
+        widest = (1 + self.precision) * (1 + 1e-9)  # of a search that was not cut short
         lines += [
             f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
-            + (", undecided since the client was late" if self._wide(b) else "")
+            + (", undecided since the client was late" if b.failed / b.passed > widest else "")
             for b in self.brackets
         ]
         name = self.system.name
@@ -224,9 +212,6 @@ class Findings:
             lines.append(f"{self.verdict}, ended early: {self.reason}")
         return "\n".join(lines)
 
-    def _wide(self, b: SeedBracket) -> bool:
-        return b.failed / b.passed > (1 + self.precision) * (1 + 1e-9)
-
     def figures(self) -> dict[str, Any]:
         """The same for machines."""
         return {
@@ -234,7 +219,7 @@ class Findings:
             "verdict": self.verdict,
             "reason": self.reason,
             "brackets": [asdict(b) for b in self.brackets],
-            "probes": [asdict(x) for x in self.probes],
+            "probes": [{**asdict(p), "passed": p.passes(self.share)} for p in self.probes],
             "objectives": None if self.objectives is None else asdict(self.objectives),
             "share": self.share,
             "alone": None if self.alone is None else asdict(self.alone),
@@ -259,7 +244,7 @@ def probe(
     assert objectives is not None  # known before the first probe
     workload = make(replace(found.recipe, requests=requests, rate=rate, seed=seed), fleet.words)
     title = f"seed {seed}, {rate:.3g} requests/s"
-    played: list[tuple[RunFigures, Backlog]] = []
+    played: list[tuple[RunFigures, RunVerdict]] = []
     for _ in range(PLAYS):
         run = fleet.play(system, workload, title, drain_s=drain_s)
         measured = measure(run, objectives)
@@ -269,21 +254,21 @@ def probe(
         hidden = next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), None)
         if hidden and objectives != Objectives(e2e_s=objectives.e2e_s):
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
-        played.append((measured, verdict.backlog))
-        if verdict.word == FAILED or evidence(played).decided(share):
+        played.append((measured, verdict))
+        if tried(seed, rate, played).decided(share):
             break
     if not played:
         raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
-    e = evidence(played)
-    word = FAILED if verdict.word == FAILED else VALID if e.keeps_up else SATURATED
-    passed = word == VALID and e.passes(share)
-    shares = e.good / e.asked, e.good_sent / e.asked
-    found.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
-    say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
+    found.probes.append(one := tried(seed, rate, played))
+    say(f"{title}: {one.good:.1%} good, {_word(one.passes(share))} ({one.verdict})")
     fleet.server(system)  # one that refuses requests is alive, and the rate too high
-    if word == VALID and not e.agrees(share):
+    if not one.agrees(share):
         raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
-    return passed
+    return one.passes(share)
+
+
+def _word(passed: bool) -> str:
+    return "passed" if passed else "failed"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.capacity import Evidence, SearchError, bracket, main
+from client.capacity import Probe, SearchError, bracket, main
 from tests.client.conftest import StartServer
 
 
@@ -47,20 +47,20 @@ def test_a_bracket_stays_as_wide_as_a_late_client_leaves_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "found"),
+    ("asked", "good", "good_sent", "verdict", "found"),
     [
-        (Evidence(asked=100, good=91, good_sent=92, keeps_up=True), (True, True, False)),  # near
-        (Evidence(asked=2000, good=1850, good_sent=1860, keeps_up=True), (True, True, True)),
-        (Evidence(asked=100, good=60, good_sent=61, keeps_up=True), (False, True, True)),
-        # a queue that grows will outgrow the objectives
-        (Evidence(asked=100, good=100, good_sent=100, keeps_up=False), (False, True, True)),
-        (Evidence(asked=1000, good=700, good_sent=990, keeps_up=True), (False, False, False)),
+        (100, 0.91, 0.92, "VALID", (True, True, False)),  # near
+        (2000, 0.925, 0.93, "VALID", (True, True, True)),
+        (100, 0.60, 0.61, "VALID", (False, True, True)),
+        (100, 1.0, 1.0, "SATURATED", (False, True, True)),  # its queue will outgrow the objectives
+        (1000, 0.70, 0.99, "VALID", (False, False, False)),  # late
     ],
 )
 def test_a_rate_near_the_threshold_or_of_a_late_client_is_played_again(
-    evidence: Evidence, found: tuple[bool, ...]
+    asked: int, good: float, good_sent: float, verdict: str, found: tuple[bool, ...]
 ) -> None:
-    assert (evidence.passes(0.9), evidence.agrees(0.9), evidence.decided(0.9)) == found
+    one = Probe(0, 1.0, asked, good, good_sent, verdict, 1)
+    assert (one.passes(0.9), one.agrees(0.9), one.decided(0.9)) == found
 
 
 def test_the_command_finds_a_servers_capacity(
