@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -47,8 +43,7 @@ def _signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-class StartServer(Protocol):
-    def __call__(self, mode: str = ..., **options: object) -> Target: ...
+StartServer = Callable[..., Target]
 
 
 @pytest.fixture
@@ -89,32 +84,3 @@ def workload(**values: object) -> Workload:
         "requests": 20, "rate": 40.0, "prompts": "request", "output_tokens": "uniform:2,9",
     }  # fmt: skip
     return make(Recipe(**{**defaults, **values}))  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def scripted(answer: Callable[[str, bytes], tuple[int, object]]) -> Iterator[str]:
-    """The address of a server that answers with the status and the JSON that this makes of a
-    request's line and body."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, said = answer(f"{self.command} {self.path}", body)
-            content = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = answer  # noqa: N815 (names of http.server's)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()

@@ -51,8 +51,9 @@ class ScriptedUpstream:
     models, probe_status, status, headers, delay, hold (wait for release before answering), events,
     interval, cut_after (streams: abort after so many events), hold_after (streams: wait for release
     after so many), drop ("before": abort unanswered, "body": abort half-way through the body),
-    separator, raw (body, as Latin-1), said (all that is sent, as Latin-1, HTTP or not; `said_to`
-    one method alone), stalls (`said` has no end)."""
+    separator, raw (body, as Latin-1), answers (makes status and JSON of `METHOD /path` and body),
+    said (all that is sent, as Latin-1, HTTP or not; `said_to` one method alone), stalls (`said` has
+    no end)."""
 
     def __init__(self, *models: str, port: int = 0, **behaviour: Any) -> None:
         """`models`: `m` if there are none."""
@@ -105,6 +106,9 @@ class ScriptedUpstream:
             listed = {"object": "list", "data": data}
             return web.json_response(listed, status=how.get("probe_status", 200))
         raw = await request.read()
+        if "answers" in how:
+            status, shown = how["answers"](f"{request.method} {request.path}", raw)
+            return web.json_response(shown, status=status)
         body: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             body = json.loads(raw)

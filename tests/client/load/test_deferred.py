@@ -14,8 +14,8 @@ from client.load.deferred import JobRun, split
 from client.load.http.target import parse_target
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from tests.client.conftest import scripted
-from tests.support.process import serving
+from tests.support.process import closed_at_end, serving
+from tests.support.upstream import ScriptedUpstream
 
 LATER = split(make(Recipe(requests=50, rate=1.0, deferred_share=0.5)))[1]
 
@@ -89,10 +89,10 @@ def test_a_job_outlasts_a_bad_time_and_a_refusal_ends_it(
         status, state = script.pop(0) if len(script) > 1 else script[0]
         return status, {"id": "b", "status": state, "request_counts": {"completed": 9}}
 
-    with scripted(answer) as url:
-        job = JobRun(parse_target(url), LATER)
-        job.start()
-        found = job.end(cancel=bool(cancels))
+    server = closed_at_end(ScriptedUpstream(answers=answer).start())
+    job = JobRun(parse_target(server.url), LATER)
+    job.start()
+    found = job.end(cancel=bool(cancels))
     assert (found.status, found.window) == (ended, "24h"), "none of them has a deadline"
     assert (CANCEL in heard) == bool(cancels)
     assert (found.error is None) == (ended != "lost")
