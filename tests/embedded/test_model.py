@@ -15,11 +15,7 @@ from embedded.evaluate import complete
 from embedded.report import README_FILE, read_report, render
 from embedded.train import train
 from embedded.training import Settings, Training
-from embedded.vocabulary import (
-    END_OF_TEXT,
-    FOLDER,
-    load_embedded_encoding,
-)
+from embedded.vocabulary import FOLDER, load_embedded_encoding
 from models.gpt2 import GPT, causal_attention
 from models.weights.checkpoint import load_checkpoint
 
@@ -66,13 +62,6 @@ def test_the_readme_quotes_the_figures_that_training_wrote(network: GPT) -> None
     outcome = read_report(FOLDER)
     assert render(outcome) in (FOLDER / README_FILE).read_text()
     assert outcome.parameters == sum(p.numel() for p in network.parameters())
-
-
-def test_the_special_token_is_the_last_id_and_plain_text_in_a_prompt(
-    encoding: tiktoken.Encoding,
-) -> None:
-    assert encoding.encode_single_token(END_OF_TEXT) == encoding.n_vocab - 1
-    assert encoding.n_vocab - 1 not in encoding.encode_ordinary(f"a{END_OF_TEXT}b")
 
 
 SMALL = Settings(

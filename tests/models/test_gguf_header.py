@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 from pathlib import Path
@@ -10,8 +9,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from models.weights.gguf_header import GGUFError, read_header
 from tests.models.gguf_files import finish
@@ -135,21 +132,3 @@ def test_a_false_header_is_refused_and_what_it_announces_is_not_read(
         read_header(path)
     assert message in str(refused.value)
     assert Counting.taken <= len(data)
-
-
-@given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_changed_or_cut_off_is_read_or_refused(
-    data: st.DataObject, whole: bytes, tmp_path: Path
-) -> None:
-    changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
-    for _ in range(data.draw(st.integers(0, 4))):
-        if changed:
-            at = data.draw(st.integers(0, len(changed) - 1))
-            new = data.draw(st.binary(min_size=1, max_size=8))
-            changed[at : at + len(new)] = new
-    path = tmp_path / "changed.gguf"
-    path.write_bytes(changed)
-    with contextlib.suppress(GGUFError):
-        for info in read_header(path).tensors.values():
-            assert info.offset + info.row_bytes <= len(changed)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 from tests.peers import asked
 from tests.text.strings import CHOSEN, mixed
@@ -57,11 +58,13 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
 def write_gguf(
     fields: Mapping[str, Any], path: Path, others: Mapping[str, Any] | None = None
 ) -> None:
-    """A file that contains a vocabulary and no tensors."""
+    """A file that contains a vocabulary and one tensor."""
     writer = gguf.GGUFWriter(path, "llama")
     add_fields(writer, {**named(fields), **(others or {})})
+    writer.add_tensor("a.weight", np.zeros((3, 2), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
 
 

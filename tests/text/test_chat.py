@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.support.hash_app import byte_tokenizer
@@ -23,20 +20,13 @@ from text.vocabulary import load_tokenizer
 
 SPECIALS = ["<|start|>", "<|end|>"]
 TEMPLATE = """\
-{%- if messages[0].role == 'system' %}
-    {{- bos_token + messages[0].content | trim }}
-{%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'system' and not loop.first %}
         {{- raise_exception('the system speaks first') }}
     {%- endif %}
-    {%- if message.role == 'system' %}{% continue %}{% endif %}
 {{ '<|start|>' + message.role }}
 {{ message | tojson }} {{ message.content }}<|end|>
 {% endfor %}
-{% if add_generation_prompt %}
-<|start|>assistant
-{% endif %}
 """
 
 
@@ -49,36 +39,13 @@ def hub_tokenizer() -> HubTokenizer:
     return hub
 
 
-@pytest.fixture(scope="module", params=["tokenizer_config.json", "chat_template.jinja"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    hub_tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>"}
-    settings["chat_template"] = TEMPLATE
-    if request.param == "chat_template.jinja":
-        (folder / request.param).write_text(TEMPLATE)
-        settings["chat_template"] = "the file wins"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-ROLES = st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=4)
-
-
-@given(ROLES, st.booleans(), st.lists(st.text(max_size=10), min_size=5, max_size=5))
-def test_a_template_gives_the_tokens_that_transformers_gives(
-    folder: Path, roles: list[str], instructed: bool, texts: list[str]
-) -> None:
-    all_roles = ["system"] * instructed + roles
-    messages = [{"role": r, "content": t} for r, t in zip(all_roles, texts, strict=False)]
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_object=hub_tokenizer(), bos_token="<|start|>", eos_token="<|end|>"
-    )
-    expected = theirs.apply_chat_template(
-        messages, chat_template=TEMPLATE, add_generation_prompt=True, return_dict=False
-    )
-    template = load_chat_template(str(folder), load_tokenizer(str(folder)))
-    assert template.encode(messages) == expected
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    hub_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    settings = {"bos_token": "<|start|>", "chat_template": "the file wins", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
 
 
 def test_special_tokens_in_a_message_stay_text_and_a_refusal_has_its_words(folder: Path) -> None:
@@ -172,8 +139,6 @@ def test_a_template_that_cannot_be_read_loses_chats_only(
 
 
 def test_only_a_plain_conversation_has_a_bos_that_no_template_wrote(folder: Path) -> None:
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": True}))
     tokenizer = load_tokenizer(str(folder))
     message = [{"role": "user", "content": "x"}]
     for source, begins in ((PLAIN, True), ("{{ messages[0].content }}", False)):

@@ -14,8 +14,6 @@ from tests.models.tokenizer_files import TOKENIZERS
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
-TEXTS = ["the thing", "in  an\nother,  the", "na\u00efve \u65e5\u672c\u8a9e \x07", "</s><s>a"]
-
 
 @pytest.fixture(params=["llama 2", "mistral 3", "gemma"])
 def hub(request: pytest.FixtureRequest) -> HubTokenizer:
@@ -29,16 +27,6 @@ def loaded(hub: HubTokenizer, folder: Path, **config: object) -> Tokenizer:
     hub.save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text(json.dumps(config))
     return load_tokenizer(str(folder))
-
-
-def test_a_prompts_tokens_are_its_text(hub: HubTokenizer, tmp_path: Path) -> None:
-    """The token and the space that were put before it are not, and special tokens are spelled."""
-    tokenizer = loaded(hub, tmp_path)
-    for text in TEXTS:
-        ids = tokenizer.encode_prompt(text)
-        assert not set(ids[1:]) & set(tokenizer.special_ids.values())
-        pieces = list(tokenizer.prompt_bytes(ids))
-        assert (pieces[0], b"".join(pieces).decode()) == (b"", text)
 
 
 def test_an_end_that_is_no_special_token_of_its_file_is_one_here(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models.weights.gguf_header import GGUFError, read_header
 from tests.smollm2 import FILE
 from tests.text import llama
 from tests.text.llama import VARIANTS, recorded
@@ -90,7 +91,10 @@ def test_a_vocabulary_that_cannot_be_used_is_refused_by_name(
         tokenizer_of(kind, name, **changes)
 
 
-KEYS = ("tokens", "token_type", "merges", "scores", "eos_token_id", "bos_token_id", "model", "pre")
+KEYS = (
+    "tokens", "token_type", "merges", "scores", "eos_token_id", "bos_token_id", "model", "pre",
+    "weight",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[("byte-level", "smollm"), ("sentencepiece", "llama")])
@@ -116,7 +120,9 @@ def test_whatever_is_changed_or_cut_off_encodes_or_is_refused(
         changed[at : at + len(new)] = new
     path = tmp_path / "changed.gguf"
     path.write_bytes(changed[: data.draw(st.sampled_from([None, len(whole) // 2]))])
-    with contextlib.suppress(VocabularyError, EncodingError, ConversationError):
+    with contextlib.suppress(GGUFError, VocabularyError, EncodingError, ConversationError):
+        for info in read_header(path).tensors.values():
+            assert info.offset + info.row_bytes <= path.stat().st_size
         tokenizer = load_tokenizer(str(path))
         template = load_chat_template(str(path), tokenizer)
         template.encode([{"role": "user", "content": "Hello <|im_end|> 123 \N{SNOWMAN}"}])
