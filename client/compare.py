@@ -33,8 +33,7 @@ from client.load.servers.processes import end_as_ctrl_c
 from client.load.servers.stats import note_of
 from client.load.workers import WorkerError
 from client.options.compare import CompareOptions, options_from, parser
-from client.report.comparison import judged, write_comparison
-from client.report.comparison_page import as_text, write_comparison_page
+from client.report.comparison import as_text, judged, write_comparison
 from client.workloads.recipe import used
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError
@@ -161,7 +160,6 @@ def _report(options: CompareOptions, logs: Path, found: _Measured, company: floa
     }
     comparison = judged(played, found.losses, calibration, manifest)
     figures = write_comparison(options.folder, comparison)
-    write_comparison_page(options.folder / "report.html", comparison)
     if found.losses:
         kept = shutil.copytree(logs, options.folder / "logs", dirs_exist_ok=True)
         for loss in found.losses:

@@ -21,7 +21,7 @@ from client.claims.play import BASELINE, BLOCK, CONTROL, PARTS, POLICY, Played
 from client.claims.verdict import Block, doubted, events, false_alarms, find
 from client.load.machine import commit, machine
 from client.load.records import Run
-from client.report.pictures.drawing import drawn, in_seconds, named
+from client.report.pictures import drawn, in_seconds, named
 from client.report.tables import Table
 from client.report.words import ratio_text, seconds
 

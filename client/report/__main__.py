@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from client.load.records import RawError
-from client.report.comparison import read_comparison, write_comparison
-from client.report.comparison_page import as_text, write_comparison_page
+from client.report.comparison import as_text, read_comparison, write_comparison
 from client.report.run import read_run, run_text, write_run_report
 from client.workloads.workload_file import WorkloadError
 
@@ -25,7 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (folder / "manifest.json").exists():
             comparison = read_comparison(folder)
             write_comparison(folder, comparison)
-            write_comparison_page(folder / "report.html", comparison)
             text = as_text(comparison)
         else:
             run = read_run(folder)

@@ -1,27 +1,80 @@
-"""Pictures of a comparison: latency of requests by size, throughput and latency over the loads.
+"""Pictures as SVG, in one style: a comparison's latency by size, throughput and latency over loads.
 
 Draws what analysis and records hold; computes nothing new but medians of what it draws.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from client.analysis.comparison.summary import Point, names_of, planned, tail_of
 from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.statistics import Floats, Interval
 from client.load.records import Outcome
-from client.report.pictures.drawing import Picture, drawn, in_seconds, named
+from client.report.words import seconds
 
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 110, "savefig.dpi": 130, "font.size": 10, "axes.grid": True, "grid.alpha": 0.25,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "legend.frameon": False, "axes.axisbelow": True,
+    "text.parse_math": False, "svg.fonttype": "none",
+    "svg.hashsalt": "report",  # the same figures, the same file
+}  # fmt: skip
+_WIDTH, _HEIGHT, _LEFT = 5.6, 3.6, 0.85  # of a panel in inches, and of the labels beside it
+Panel = Callable[[Axes], None]
 _KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
 _OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")
 _DRAWN = 600  # points of one system in one picture; more would only make the file larger
 _SINCE = "from the intended time"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """``title`` is the alternative text: tables beside pictures hold the figures."""
+
+    title: str
+    svg: str
+
+
+def drawn(title: str, *panels: Panel) -> Picture:
+    """Panels side by side."""
+    width = _WIDTH * len(panels)
+    with mpl.rc_context(STYLE):
+        figure = Canvas((width, _HEIGHT))
+        for k, panel in enumerate(
+            panels
+        ):  # a layout that looks for its margins takes twice as long
+            left, within = (k * _WIDTH + _LEFT) / width, (_WIDTH - _LEFT - 0.1) / width
+            panel(figure.add_axes((left, 0.55 / _HEIGHT, within, 1 - 0.9 / _HEIGHT)))
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    return Picture(title, text[text.index("<svg") :])
+
+
+def named(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def in_seconds(axis: Axis) -> None:
+    """Labels of a logarithmic axis, which is one already."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
 
 
 def colour(name: str, names: Sequence[str]) -> str:

@@ -1,1 +1,0 @@
-"""The pictures of a run, of a comparison, and of the shape of a load."""
