@@ -168,7 +168,9 @@ class HashModel:
         failure: Exception | None = None
         if self.iterations >= self.lost_from:
             failure = DeviceLostError("an assertion failed in a kernel")
-        elif self.iterations in self.lose_on or self._is_poisoned(steps):
+        elif self.iterations in self.lose_on or any(
+            self.poison in self._sequences[step.id].ids for step in steps
+        ):
             failure = ModelLostError(f"killed by iteration {self.iterations}")
         elif self.iterations in self.fail_on:
             failure = InjectedError(f"iteration {self.iterations} fails on request")
@@ -220,11 +222,6 @@ class HashModel:
         )
         self._require(step.num_tokens > 0 or not step.draw, "a token is wanted of no tokens")
         sequence.planned += step.num_tokens
-
-    def _is_poisoned(self, steps: Sequence[Step]) -> bool:
-        return self.poison is not None and any(
-            self.poison in self._sequences[step.id].ids for step in steps
-        )
 
     def _flying_steps(self, id: int) -> list[Step]:
         return [step for iteration in self._flying for step in iteration.steps if step.id == id]

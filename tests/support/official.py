@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import requests
 from huggingface_hub import InferenceClient
@@ -19,15 +19,8 @@ FINAL = ("completed", "failed", "expired", "cancelled")
 Json = dict[str, Any]
 
 
-class Addressed(Protocol):
-    """A server or a router."""
-
-    @property
-    def url(self) -> str: ...
-
-
-def official(server: Addressed, **options: Any) -> OpenAI:
-    """Keeps no connection, as its server may be killed."""
+def official(server: Any, **options: Any) -> OpenAI:
+    """Of a server or a router. Keeps no connection, as its server may be killed."""
     client = OpenAI(
         base_url=f"{server.url}/v1",
         max_retries=0,

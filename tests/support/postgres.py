@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 START_S = 60
-MEMORY = Path("/dev/shm")  # a busy disk takes long for each sync
-FASTEST = MEMORY if MEMORY.is_dir() else None
+FASTEST = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # a busy disk is slow to sync
 
 
 class Postgres:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -41,12 +41,8 @@ def eventually(
     return found
 
 
-class Closable(Protocol):
-    def close(self) -> object: ...
-
-
-C = TypeVar("C", bound=Closable)
-_opened: list[Closable] = []
+C = TypeVar("C")
+_opened: list[Any] = []
 
 
 def closed_at_end(client: C) -> C:

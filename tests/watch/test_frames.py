@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
@@ -36,15 +36,6 @@ from watch.frames import Hello, event_of, make_frame
 from watch.hub import MOST_BEHIND, FullError, Hub
 from watch.runs import RECORDED, read_folder
 
-HELLO: Hello = {
-    "mode": "dynamic",
-    "policy": "orca",
-    "model": "hash",
-    "slots": 4,
-    "blocks": 10,
-    "block_tokens": 16,
-    "text": False,
-}
 ROW = st.tuples(
     st.integers(0, 9), st.integers(0, 3), st.integers(0, 5), st.integers(0, len(KINDS) - 1)
 )
@@ -150,7 +141,7 @@ def test_the_page_needs_no_key_but_its_data_does_and_texts_are_private(locked: S
 
 def test_a_viewer_that_does_not_read_is_dropped_and_the_others_miss_nothing() -> None:
     history = History(4)
-    hub = Hub(history, lambda: HELLO, dict, lambda: 1.0, lambda: False, 2)
+    hub = Hub(history, lambda: cast("Hello", {}), dict, lambda: 1.0, lambda: False, 2)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         slow, quick = hub.join(ours), hub.join(None)

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.peers.environments import BUILD
 from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
-from tests.peers import installed
+from tests.peers import asked
 from tests.server.apis import clients
 from tests.smollm2 import FILE, NO_NETWORK
 from tests.support.process import serving
@@ -199,63 +199,37 @@ def test_codex_runs_the_command_that_a_model_calls(tmp_path: Path) -> None:
     assert ran["aggregated_output"].strip() == "seen"
 
 
-TASK: dict[str, Any] = {  # of the harness: what follows a question, and how likely that is
-    "task": "continuations",
-    "dataset_path": "json",
-    "output_type": "loglikelihood",
-    "test_split": "test",
-    "doc_to_text": "{{context}}",
-    "doc_to_target": "{{continuation}}",
-    "target_delimiter": "",
-    "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
-}
-
-
-def told_by_the_harness(url: str, folder: Path) -> list[dict[str, Any]]:
-    """Each question is followed by the next one, as more of them or as another text."""
-    harness, cases = installed("lmeval"), folder / "cases.jsonl"
-    pairs = itertools.product(itertools.pairwise(QUESTIONS), "\n ")
-    cases.write_text(
-        "".join(
-            json.dumps({"context": question, "continuation": separator + after}) + "\n"
-            for (question, after), separator in pairs
-        )
-    )
-    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(cases)}}}
-    (folder / "continuations.yaml").write_text(json.dumps(task))  # which is YAML, too
-    hub, _ = _Vocabulary(read_metadata(FILE), str(FILE))._byte_level()
-    hub.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    model = {
-        "model": clients.MODEL, "base_url": f"{url}/v1/completions", "tokenizer": folder,
-        "tokenizer_backend": "huggingface", "max_length": 512, "num_concurrent": 8,
-    }  # fmt: skip
-    command = [
-        *(harness, "-m", "lm_eval", "--model", "local-completions"),
-        *("--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
-        *("--include_path", folder, "--tasks", "continuations", "--log_samples"),
-        *("--output_path", folder / "results"),
-    ]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(BUILD / "cache" / "hub")}
-    subprocess.run(command, check=True, timeout=CLIENT_S, env=env)
-    (samples,) = (folder / "results").rglob("samples_continuations_*.jsonl")
-    found = [json.loads(line) for line in samples.read_text().splitlines()]
-    assert len(found) == 2 * (len(QUESTIONS) - 1)
-    return found
+LM_EVAL = """
+import json, sys
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalCompletionsAPI
+settings, cases = json.load(sys.stdin)
+asked = [Instance("loglikelihood", {}, tuple(case), n) for n, case in enumerate(cases)]
+print(json.dumps(LocalCompletionsAPI(**settings).loglikelihood(asked)))
+"""
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("smollm2_file")
 def test_lm_eval_reads_the_log_likelihoods_of_transformers(url: str, tmp_path: Path) -> None:
+    """Each question is followed by the next one, as more of them or as another text."""
+    pairs = itertools.product(itertools.pairwise(QUESTIONS), "\n ")
+    cases = [(question, separator + after) for (question, after), separator in pairs]
+    hub, _ = _Vocabulary(read_metadata(FILE), str(FILE))._byte_level()
+    hub.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = {
+        "model": clients.MODEL, "base_url": f"{url}/v1/completions", "tokenizer": str(tmp_path),
+        "tokenizer_backend": "huggingface", "max_length": 512, "num_concurrent": 8,
+    }  # fmt: skip
+    told = asked("lmeval", LM_EVAL, [model, cases])
     peer, encode = transformers_model(), load_tokenizer(str(FILE)).encode
-    for sample in told_by_the_harness(url, tmp_path):
-        context, whole = (encode(sample["doc"]["context"] + more)
-                          for more in ("", sample["doc"]["continuation"]))  # fmt: skip
+    for (context, continuation), (logprob, is_greedy) in zip(cases, told, strict=True):
+        first, ids = len(encode(context)), encode(context + continuation)
         with torch.no_grad():
-            logprobs = peer(torch.tensor([whole])).logits[0, len(context) - 1 : -1].log_softmax(-1)
-        wanted = torch.tensor(whole[len(context) :])
+            logprobs = peer(torch.tensor([ids])).logits[0, first - 1 : -1].log_softmax(-1)
+        wanted = torch.tensor(ids[first:])
         total = float(logprobs.gather(1, wanted[:, None]).sum())
-        ((logprob, is_greedy),) = sample["resps"][0]
-        assert float(logprob) == pytest.approx(total, abs=1e-3), sample["doc"]
-        assert (is_greedy in (True, "True")) == bool((logprobs.argmax(-1) == wanted).all())
+        assert logprob == pytest.approx(total, abs=1e-3), (context, continuation)
+        assert is_greedy == bool((logprobs.argmax(-1) == wanted).all())

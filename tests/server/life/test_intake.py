@@ -88,13 +88,6 @@ BATCH = 4
 endless = shared(hash_model={"step_s": 0.02, "endless": 1}, max_batch_size=BATCH)
 
 
-@pytest.fixture
-def before(endless: Server) -> int:
-    """How many had left."""
-    endless.reaches(waiting=0, running=0)
-    return endless.counts()["cancelled"]
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "generations"),
     [
@@ -107,8 +100,10 @@ def before(endless: Server) -> int:
     ],
 )
 def test_one_that_leaves_while_running_frees_all_it_held(
-    endless: Server, before: int, path: str, fields: dict[str, Any], generations: int
+    endless: Server, path: str, fields: dict[str, Any], generations: int
 ) -> None:
+    endless.reaches(waiting=0, running=0)
+    before = endless.counts()["cancelled"]
     client = send(endless, path, **body(path.removesuffix("_stream"), tokens=900, **fields))
     endless.reaches(running=generations)
     client.close()
