@@ -142,7 +142,7 @@ def _loads(text: str | None) -> tuple[float, ...] | None:
 
 def _systems(args: argparse.Namespace) -> tuple[System, ...]:
     """The modes that are started, then the servers that run."""
-    modes = MODES if args.original else COMPARED
+    modes: tuple[str, ...] = MODES if args.original else COMPARED
     if args.modes is not None:
         modes = tuple(m for m in args.modes.split(",") if m)
     if not all(m in COMPARED or re.fullmatch("dynamic:.+", m) for m in modes):

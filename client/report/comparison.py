@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from pydantic import TypeAdapter
 
 from client.analysis.comparison.headline import headline
 from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
 from client.analysis.comparison.summary import Point, measured_together, names_of, planned, points
 from client.analysis.figures import E2E, LATENCIES, PAIRED, THROUGHPUT, TTFT
 from client.analysis.gates import SEVERITY, VALID
-from client.analysis.metrics import FRONT, Isolated, Objectives
+from client.analysis.metrics import FRONT, Objectives
 from client.analysis.statistics import PERCENTILES, Interval
 from client.load.records import RawError, read_raw, write_raw, write_requests
 from client.report.pictures import latency, sizes, throughput
@@ -74,12 +75,9 @@ def judged(
 
 def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     """Write everything but the workloads; returns all figures for --json."""
-    pairs = () if c.found is None or c.calibration is None else c.found.pairs
-    ratios = {
-        (p.of, p.load): p.ratios
-        for p in pairs
-        if c.calibration and p.over == c.calibration.baseline
-    }
+    baseline = None if c.calibration is None else c.calibration.baseline
+    pairs = () if c.found is None else c.found.pairs
+    ratios = {(p.of, p.load): p.ratios for p in pairs if p.over == baseline}
     rows = [_row(p, ratios.get((p.system, p.load), {}), c.manifest["notes"]) for p in c.points]
     figures: dict[str, Any] = {
         "capacity": None if c.calibration is None else asdict(c.calibration),
@@ -112,7 +110,7 @@ def _row(
     row: dict[str, Any] = {
         "system": point.system,
         "load": point.load,
-        "offered_requests_per_s": _round(point.offered),
+        "offered_requests_per_s": point.offered,
         "seeds": len(planned(point.runs)),
         "verdict": point.verdict,
         "ok": point.ok,
@@ -123,32 +121,29 @@ def _row(
         name, interval = f"{f.key}_median_ratio", ratios.get(f.key)
         if f is THROUGHPUT:
             name, interval = f"{f.key}_{f.unit}", point.throughput
-        row[name] = _round(interval.value if interval else None)
-        row[f"{name}_low"] = _round(interval.low if interval else None)
-        row[f"{name}_high"] = _round(interval.high if interval else None)
+        for part in ("value", "low", "high"):
+            row[name if part == "value" else f"{name}_{part}"] = getattr(interval, part, None)
     for f in LATENCIES:
         if f.in_summary:
-            row[f"{f.key}_mean_{f.unit}"] = _round(point.mean(f.key))
+            row[f"{f.key}_mean_{f.unit}"] = point.mean(f.key)
             for p in PERCENTILES:
-                row[f"{f.key}_p{p}_{f.unit}"] = _round(point.latency(f.key, p))
+                row[f"{f.key}_p{p}_{f.unit}"] = point.latency(f.key, p)
             row[f"{f.key}_n"] = point.latencies[f.key].size
     row |= {
-        "dispatch_lag_p99_s": _round(point.lag_p99_s),
-        "goodput_requests_per_s": _round(point.goodput),
-        "objectives_attained": _round(point.attained),
-        "batch_size_mean": _round(point.batch),
-        "padding_share": _round(point.padding),
+        "dispatch_lag_p99_s": point.lag_p99_s,
+        "goodput_requests_per_s": point.goodput,
+        "objectives_attained": point.attained,
+        "batch_size_mean": point.batch,
+        "padding_share": point.padding,
+        "void": " ".join(void.figure for void in point.voids),
+        "notes": "; ".join(notes),
     }
-    row["void"] = " ".join(void.figure for void in point.voids)
-    row["notes"] = "; ".join(notes)
-    return row
+    return {name: _rounded(v) if isinstance(v, float) else v for name, v in row.items()}
 
 
-def _round(value: float | None) -> float | None:
+def _rounded(value: float) -> float | None:
     """Six significant digits; infinity, for an unfinished request, is left empty."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _headline(found: Headline) -> dict[str, Any]:
@@ -170,9 +165,8 @@ def read_comparison(folder: Path) -> Comparison:
         losses = [Loss(**loss) for loss in kept["lost"]]
         if missing := _NEEDED - {*manifest}:  # earlier versions had contestants for systems
             raise LookupError(f"no {', '.join(sorted(missing))} in manifest.json")
-        calibration = None
-        if (alone := kept["capacity"]) is not None:
-            calibration = Calibration(**{**alone, "isolated": Isolated(**alone["isolated"])})
+        reader: TypeAdapter[Calibration | None] = TypeAdapter(Calibration | None)
+        calibration = reader.validate_python(kept["capacity"])
         played = [Played(_job(of["job"]), run, of["server"]) for of, run in read_raw(folder)]
     except (RawError, WorkloadError):
         raise

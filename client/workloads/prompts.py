@@ -7,6 +7,7 @@ are exact, and equal beginnings are equal texts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Sequence
@@ -122,16 +123,14 @@ def block_prompts(
     A prompt that is longer than its blocks ends in words of its own.
     """
     texts = []
-    known: dict[tuple[int, bool], str] = {}
     lengths = np.maximum(lengths, words.before + 1)
     own = TextMaker(words, np.random.default_rng(seed))
 
+    @functools.cache
     def block(number: int, begins: bool) -> str:
-        if (number, begins) not in known:
-            child = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, number))
-            made = TextMaker(words, np.random.default_rng(child))
-            known[number, begins] = made.first(BLOCK_TOKENS) if begins else made.more(BLOCK_TOKENS)
-        return known[number, begins]
+        child = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, number))
+        made = TextMaker(words, np.random.default_rng(child))
+        return made.first(BLOCK_TOKENS) if begins else made.more(BLOCK_TOKENS)
 
     for ids, length in zip(blocks, lengths.tolist(), strict=True):
         if not ids:

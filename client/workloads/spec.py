@@ -47,8 +47,8 @@ def build(text: str, table: Mapping[str, Callable[..., T]], what: str) -> T:
             raise SpecError(f"{what} {text!r}: {part!r} is unknown; allowed, each once: {allowed}")
         values[key] = value
     try:
-        made: T = TypeAdapter(table[name]).validate_python(values)
-        return made
+        maker: TypeAdapter[T] = TypeAdapter(table[name])
+        return maker.validate_python(values)
     except ValueError as error:
         told = said(error).removeprefix("Value error, ")
         raise SpecError(f"{what} {text!r}: {told}") from None

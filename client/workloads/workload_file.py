@@ -116,7 +116,8 @@ def write_workload(workload: Workload, path: Path) -> None:
 
 
 def _line(request: Request) -> str:
-    values = {_KEYS.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
+    values = {f.name: getattr(request, f.name) for f in fields(request)}
+    values = {"class" if name == "service" else name: value for name, value in values.items()}
     if request.at_s is not None:
         del values["think_s"]
     if request.after is None:
@@ -124,9 +125,6 @@ def _line(request: Request) -> str:
     if not request.signals:
         del values["signals"]
     return json.dumps(values) + "\n"
-
-
-_KEYS = {"service": "class"}
 
 
 def read_workload(path: Path) -> Workload:
