@@ -188,29 +188,3 @@ def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(by: s
         start += length
     assert start == 300
     assert torch.equal(attended(whole, by, whole.spans[1:2])[300], together[300])
-
-
-@pytest.mark.parametrize(
-    ("by", "head_dim", "past", "dtype", "window"),
-    [
-        *(("kernel", 80, 37, dtype, 20) for dtype in (F32, BF16)),
-        *(("torch", 500, 37, dtype, 20) for dtype in (F32, BF16)),
-        ("triton", 16, 253, F32, None),  # the keys of some are split
-    ],
-)
-def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_last_bit(
-    by: str, head_dim: int, past: int, dtype: torch.dtype, window: int | None
-) -> None:
-    """Drafts: rows at consecutive positions of one table, beside a decode and a prompt. Triton
-    computes the last first: it reads what the others store."""
-    device = DEVICE if by == "triton" else CPU
-    shape = KVShape(1, 2, head_dim, dtype, device, windows=(window,))
-    of = iteration([(past, 5), (70, 1), (5, 12)], shape, 6, seed=4)
-    drafted, other = of.spans[0], copy_of(of)
-    drafts = [Span(i, 1, drafted.start + i, drafted.table) for i in range(drafted.length)]
-    laid = drafts[::-1] if by == "triton" else drafts
-    together = attended(of, by, [*laid, *of.spans[1:]])
-    alone = [attended(other, by, [draft])[i] for i, draft in enumerate(drafts)]
-    attended(other, by, of.spans[1:])
-    assert torch.equal(torch.stack(alone), together[: drafted.length])
-    assert same(of.pool, other.pool)

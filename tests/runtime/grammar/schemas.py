@@ -1,5 +1,5 @@
-"""JSON schemas with every keyword that can be enforced, and trees, maps and tagged unions, as
-clients send them."""
+"""JSON schemas as clients send them: trees, maps and tagged unions. All keywords are in the
+official suite."""
 
 from __future__ import annotations
 
@@ -19,32 +19,20 @@ def closed(properties: Schema, required: list[str] | None = None, **more: Any) -
     }
 
 
-_BOUNDED: dict[str, list[Schema]] = {
-    "integer": [
-        {}, {"minimum": -5, "maximum": 5}, {"exclusiveMinimum": 10}, {"exclusiveMaximum": 0},
-        {"minimum": 10, "maximum": 99, "multipleOf": 3}, {"enum": list(range(0, 50, 7))},
-    ],
-    "number": [
-        {}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}, {"multipleOf": 0.01, "minimum": 0},
-    ],
-    "string": [
-        {}, {"minLength": 1}, {"maxLength": 5}, {"enum": ["ä", "日本", '\n"\\', "a b"]},
-        *({"pattern": of} for of in ("^[A-Z][a-z]*$", "^(yes|no|maybe)$", "ab", "^(a|b)*c?$")),
-        *({"format": of} for of in ("date", "time", "date-time", "email", "ipv4", "uuid", "uri")),
-    ],
-}  # fmt: skip
 _DIGIT: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
 _WORD: Schema = {"type": "string", "pattern": "^[a-z]{1,6}$"}
 _SHAPES = [closed({"kind": {"const": "circle"}, "radius": _DIGIT}),
            closed({"kind": {"const": "square"}, "side": _DIGIT})]  # fmt: skip
 _NODES = {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}
 SCHEMAS: list[Schema] = [
-    *({"type": kind, **more} for kind, among in _BOUNDED.items() for more in among),
-    {"type": "boolean"},
+    *({"type": "string", "format": of} for of in ("date", "time", "date-time", "uuid")),
+    *({"type": "string", "pattern": of} for of in ("^[A-Z][a-z]*$", "ab", "^(a|b)*c?$")),
+    {"type": "string", "enum": ["ä", "日本", '\n"\\', "a b"]},
+    {"type": "integer", "minimum": 10, "maximum": 99, "multipleOf": 3},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     {"type": ["number", "string"], "maxLength": 4, "minimum": 1},
     {"enum": [1, "one", None, True, 2.5]},
     {"const": {"kind": "point", "at": [0, 0]}},
-    {"type": "array", "maxItems": 0},
     {"type": "array", "prefixItems": [_DIGIT, {"const": "x"}], "items": False, "minItems": 2},
     {"type": "array", "prefixItems": [{"type": "null"}], "items": _DIGIT, "maxItems": 4},
     closed({"name": _WORD, "age": _DIGIT}),
@@ -54,11 +42,9 @@ SCHEMAS: list[Schema] = [
     closed({}, patternProperties={"^x_[a-z]{1,4}$": _DIGIT, "^y_": {"type": "null"}},
            maxProperties=2),
     closed({"with space": _DIGIT, 'quote"d': _DIGIT, "ünï": _DIGIT}),
-    {"anyOf": [_DIGIT, _WORD]},
     {"oneOf": _SHAPES},
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]},
     {"$ref": "#/$defs/node", "$defs": {"node": closed({"value": _DIGIT, "children": _NODES})}},
     {"definitions": {"w": _WORD}, **closed({"w": {"$ref": "#/definitions/w"}})},
-    closed({"v": {"$ref": "#/properties/w"}, "w": _WORD}),
     {"type": "array", "items": {"anyOf": _SHAPES}, "minItems": 1, "maxItems": 2},
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from text.vocabulary import load_tokenizer
 
 VOCABULARIES = ["tiktoken", *BYTE_LEVEL, *SENTENCEPIECE]
 # without times, of which jsonschema checks those of another standard
-CHECKED = FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+CHECKED = FormatChecker(["date", "uuid"])
 
 
 def vocabulary(name: str) -> Tokenizer:
@@ -62,7 +62,7 @@ def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer:
 def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     tokenizer = vocabulary(name)
     of = Grammars(lambda: tokenizer)
-    for number, schema in enumerate(SCHEMAS[3::6]):
+    for number, schema in enumerate(SCHEMAS[3::5]):
         finished(of, tokenizer, schema, number)
     pattern = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
     ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, 0), 1000)
