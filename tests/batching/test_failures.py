@@ -22,20 +22,6 @@ from tests.batching.virtual import TICK_S, World, check_closed, drive
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES
 
 
-def test_one_who_leaves_makes_room_for_the_next_in_the_same_iteration() -> None:
-    world = World(DYNAMIC, max_batch_size=1)
-    first, second, third = (world.submit([n], most) for n, most in ((1, 100), (2, 4), (3, 4)))
-    world.step()
-    world.manager.cancel(first)
-    world.manager.cancel(second)
-    world.step()
-    assert (first.end, first.generated, third.generated) == ("cancelled", 1, 1)
-    assert second.record is not None
-    assert (second.record.end, second.record.admitted_s) == ("cancelled", None)
-    world.run()
-    check_closed(world)
-
-
 @every([STATIC, STATIC_OWN])
 @pytest.mark.parametrize("end", ["cancelled", "stop"])
 def test_who_leaves_a_static_batch_keeps_a_row_to_its_end_where_also_found_stops_are_answered(

@@ -60,6 +60,15 @@ class Shown:
         return self.prompt_tokens + self.max_tokens
 
 
+def decoding(id: int, **more: Any) -> Shown:
+    """A resident of which all but the newest token is computed. It holds twelve tokens' memory."""
+    return replace(Shown(id, generated=1, computed=4, room=12), **more)
+
+
+def advanced(plan: Plan) -> list[tuple[int, int]]:
+    return [(step.request.id, step.num_tokens) for step in plan.advance]
+
+
 class Cached(LentMemory):
     """A memory with so many tokens of prefix hits, by request. Its blocks are counted without
     them."""

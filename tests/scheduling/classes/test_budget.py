@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import assume, given
@@ -23,7 +24,7 @@ from scheduling.prediction.step_time import Work
 from seams import Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
 from tests.scheduling.law import Law
-from tests.scheduling.shown import Shown, batches, carried_out, queues, view
+from tests.scheduling.shown import Shown, advanced, batches, carried_out, decoding, queues, view
 from tests.support.hash_model import virtual_duration_s
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
@@ -99,13 +100,7 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
             assert not gone or any(not step.request.resident for step in mine)
 
 
-def deferred(id: int, computed: int = 4, **more: object) -> Shown:
-    """A resident that decodes."""
-    return Shown(id, computed=computed, generated=1, room=12, service_class="deferred", **more)  # type: ignore[arg-type]
-
-
-def decoding(id: int) -> Shown:
-    return Shown(id, computed=4, generated=1, room=12)
+deferred = partial(decoding, service_class="deferred")
 
 
 def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -> None:
@@ -180,14 +175,14 @@ def test_the_simple_policies_do_what_they_are_called() -> None:
     queue = [Shown(1, service_class="deferred"), Shown(2), Shown(3, service_class="deferred")]
     both = view(queue, [decoding(0), deferred(9)], used=24, limit=9)
 
-    def advanced(policy: Policy, shown: View) -> list[int]:
-        return [step.request.id for step in policy.plan(shown).advance]
+    def ids(policy: Policy, shown: View) -> list[int]:
+        return [id for id, _ in advanced(policy.plan(shown))]
 
-    assert advanced(Priority(Orca()), both) == [0, 9, 2, 1, 3]
-    assert advanced(Exclusive(Orca()), both) == [0, 2]
-    assert advanced(NoneWaiting(Orca()), both) == [0, 9, 2]
+    assert ids(Priority(Orca()), both) == [0, 9, 2, 1, 3]
+    assert ids(Exclusive(Orca()), both) == [0, 2]
+    assert ids(NoneWaiting(Orca()), both) == [0, 9, 2]
     idle = view([queue[0], queue[2]], [deferred(9)], used=12, limit=9)
-    assert advanced(Exclusive(Orca()), idle) == [9, 1, 3] == advanced(NoneWaiting(Orca()), idle)
+    assert ids(Exclusive(Orca()), idle) == [9, 1, 3] == ids(NoneWaiting(Orca()), idle)
 
 
 def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:

@@ -26,7 +26,16 @@ from seams import Plan, Policy
 from serving.config import Config
 from tests.examples import examples
 from tests.scheduling.law import Law
-from tests.scheduling.shown import Shown, batches, carried_out, queues, signals, view
+from tests.scheduling.shown import (
+    Shown,
+    advanced,
+    batches,
+    carried_out,
+    decoding,
+    queues,
+    signals,
+    view,
+)
 
 CONFIG = Config(mode="dynamic", max_batch_size=8, token_budget=12, max_bypass=3)
 # the other modes, limits that matter, and all that a server can be asked for
@@ -39,10 +48,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     **{name: partial(make_policy, name, CONFIG, Law()) for name in registry.POLICIES},
 }
 every_policy = pytest.mark.parametrize("name", POLICIES)
-
-
-def advanced(plan: Plan) -> list[tuple[int, int]]:
-    return [(step.request.id, step.num_tokens) for step in plan.advance]
 
 
 @every_policy
@@ -133,13 +138,9 @@ def test_static_takes_as_many_as_fit_into_one_padded_rectangle(
     assert size == max(sizes_that_fit, default=0)
 
 
-def decoding(*ids: int) -> list[Shown]:
-    return [Shown(id, generated=2, computed=5) for id in ids]
-
-
 def test_tgi_interrupts_for_the_ratio_to_running_requests_or_after_so_many_tokens() -> None:
     policy = TGI(waiting_served_ratio=0.5, max_waiting_tokens=3)
-    running, waiting = decoding(1, 2, 3, 4), [Shown(9)]
+    running, waiting = [decoding(n) for n in (1, 2, 3, 4)], [Shown(9)]
     # the prefill is the first of three
     carried_out(policy, view([Shown(n) for n in (1, 2, 3, 4)]))
     for _ in range(2):

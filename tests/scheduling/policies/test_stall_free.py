@@ -10,28 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.policies.fair_slack import FairSlack
 from scheduling.policies.stall_free import MOST_STALL, PROMPT_TOKENS, StallFree
 from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.room import LEAST_PROMPT_TOKENS
 from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
-from seams import Advance, View
+from seams import Advance, Plan, View
 from serving.config import Config
 from tests.scheduling.law import Law
-from tests.scheduling.shown import Shown, view
+from tests.scheduling.shown import Shown, advanced, decoding, view
 
 # ten milliseconds and one more for each token
 law_of = partial(Law, constant_s=0.010, row_s=0.0, token_s=0.001)
 
 
-def decoding(count: int) -> list[Shown]:
-    return [Shown(id, generated=2, computed=5) for id in range(count)]
-
-
-def prompt_of(shown: View, law: Law) -> int:
-    """Tokens that the one prompt of a view computes."""
-    plan = StallFree(predictor=law).plan(shown)
-    return sum(step.num_tokens for step in plan.advance if step.request.generated == 0)
+def decodes_of(count: int) -> list[Shown]:
+    return [decoding(id) for id in range(count)]
 
 
 def long(past: int = 0) -> Shown:
@@ -43,7 +38,7 @@ def long(past: int = 0) -> Shown:
 def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_tokens(
     law: Law | None, decodes: int
 ) -> None:
-    shown = view([long()], decoding(decodes), limit=9, budget=9000)
+    shown = view([long()], decodes_of(decodes), limit=9, budget=9000)
     plan = StallFree(predictor=law).plan(shown)
     assert sum(step.num_tokens for step in plan.advance) == 9 + PROMPT_TOKENS
 
@@ -64,7 +59,7 @@ def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
     lengths: Sequence[int], begun: int, decodes: int, law: Law
 ) -> None:
     waiting = [Shown(200 + n, prompt_tokens=length) for n, length in enumerate(lengths)]
-    residents = [*decoding(decodes), long(begun)] if begun else decoding(decodes)
+    residents = [*decodes_of(decodes), long(begun)] if begun else decodes_of(decodes)
     shown = view(waiting, residents, limit=12, budget=20_000)
     plan = StallFree(predictor=law).plan(shown)
     alone_s = law.seconds(Work.of(plan.advance[:decodes])) or 0.0
@@ -97,7 +92,7 @@ def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(
     law: Law, tokens: int
 ) -> None:
     shown = view([Shown(1, prompt_tokens=20_000)], limit=32, budget=30_000)
-    assert prompt_of(shown, law) == tokens
+    assert advanced(StallFree(predictor=law).plan(shown)) == [(1, tokens)]
 
 
 @pytest.mark.parametrize("name", ["stall-free", "fair-slack"])
@@ -109,3 +104,64 @@ def test_tokens_that_were_yielded_together_are_a_decode_and_wait_for_no_prompt(n
     shown = view((), [long(past=16), forced, again])
     plan = make_policy(name, config, Predictor()).plan(shown)
     assert {step.request.id: step.num_tokens for step in plan.advance} == {7: 5, 100: 19}
+
+
+# --- fair-slack: the slack of decodes pays for prompts -----------------------------------------
+
+NOW_S = 100.0
+TTFT_S, TPOT_S = 1.0, 0.1  # the defaults
+LAW = Law()
+
+
+def due(id: int, slack_s: float, own: bool = False) -> Shown:
+    """Its next token is due so many seconds from now. `own`: it has targets of its own."""
+    ttft_s, tpot_s = (3.0, 0.5) if own else (TTFT_S, TPOT_S)
+    arrival_s = NOW_S + slack_s - ttft_s - 2 * tpot_s
+    told = {"ttft_target_s": ttft_s, "tpot_target_s": tpot_s} if own else {}
+    return Shown(id, arrival_s, generated=2, computed=5, max_tokens=99, **told)  # type: ignore[arg-type]
+
+
+def prompt(tokens: int, id: int = 50) -> Shown:
+    return Shown(id, NOW_S, prompt_tokens=tokens)
+
+
+def planned(waiting: list[Shown], resident: list[Shown], law: Law = LAW) -> Plan:
+    shown = view(waiting, resident, now_s=NOW_S, limit=12, budget=20_000)
+    return FairSlack(predictor=law).plan(shown)
+
+
+def test_decodes_that_would_be_late_are_first_then_prompts_then_the_others_by_slack() -> None:
+    residents = [
+        due(1, 0.6),
+        due(2, 0.5, own=True),
+        due(3, 0.015),
+        due(4, 0.010, own=True),
+    ]
+    plan = planned([prompt(100)], residents)
+    assert advanced(plan) == [(4, 1), (3, 1), (50, 100), (2, 1), (1, 1)]
+    # a long prompt takes all time until the first decode is due from those that can wait
+    plan = planned([prompt(8000)], residents)
+    *decodes, chunk = plan.advance
+    assert [step.request.id for step in plan.advance] == [4, 3, 50]
+    longer = Advance(chunk.request, chunk.num_tokens + 1)
+    taken_s = [LAW.seconds(Work.of([*decodes, one])) or 0.0 for one in (chunk, longer)]
+    assert taken_s[0] <= 0.010 < taken_s[1]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "residents", "law"),
+    [
+        ([prompt(8000)], [due(1, -0.1), due(2, -0.2)], LAW),
+        ([prompt(8000)], [due(1, 0.6), due(2, 0.010)], Law(known=False)),
+        ([prompt(8000)], [], LAW),
+        ([], [due(1, 0.6), due(2, 0.010)], LAW),
+    ],
+    ids=["all are late", "nothing is learnt", "no request decodes", "no prompt"],
+)
+def test_where_there_is_no_slack_to_spend_it_is_stall_free(
+    waiting: list[Shown], residents: list[Shown], law: Law
+) -> None:
+    shown = view(waiting, residents, now_s=NOW_S, limit=12, budget=20_000)
+    plan = planned(waiting, residents, law)
+    assert plan == StallFree(predictor=law).plan(shown)
+    assert [step.request for step in plan.advance] == [*residents, *waiting]

@@ -17,7 +17,7 @@ from seams import Policy, Served
 from serving.config import Config
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
-from tests.scheduling.shown import Shown, order_of, view
+from tests.scheduling.shown import Shown, advanced, decoding, order_of, view
 
 
 def policy(name: str, rows: int = 1) -> Policy:
@@ -37,11 +37,6 @@ def runs(
     shown = view(waiting, resident, limit=rows, max_resident=8, budget=budget, used=used)
     plan = by.plan(shown)
     return {step.request.id for step in plan.advance}, [request.id for request in plan.preempt]
-
-
-def running(id: int, **more: int) -> Shown:
-    """It holds twelve tokens' memory."""
-    return Shown(id, computed=4, generated=1, room=12, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +61,8 @@ def test_of_two_that_wait_the_first_by_the_order_runs_and_equals_go_by_arrival(
 @pytest.mark.parametrize(
     ("name", "resident", "first", "equal"),
     [
-        ("priority", running(1, priority=1), Shown(2), Shown(2, priority=1)),
-        ("srpt", running(1, predicted=9), Shown(2, predicted=3), Shown(2, predicted=4)),
+        ("priority", decoding(1, priority=1), Shown(2), Shown(2, priority=1)),
+        ("srpt", decoding(1, predicted=9), Shown(2, predicted=3), Shown(2, predicted=4)),
     ],
 )
 def test_a_newcomer_pauses_one_behind_it_which_loses_its_memory_only_if_that_is_needed(
@@ -145,28 +140,28 @@ def test_as_few_residents_as_newcomers_need_are_preempted_the_least_urgent_first
 
 
 PROMPT = Shown(2, prompt_tokens=500, computed=100, priority=5, room=510)  # amid its prefill
-DECODE = Shown(1, computed=4, generated=1, priority=6, room=12)
+DECODE = decoding(1, priority=6)
+PAUSED = replace(PROMPT, id=4, priority=7)
+URGENT = [Shown(3, priority=-1)]
+LONG = [Shown(k, prompt_tokens=20, max_tokens=4, priority=-1) for k in (3, 4)]
 
 
-def test_a_prompt_does_not_continue_before_a_newcomer_that_precedes_it() -> None:
-    policy = Pausing(ByPriority(), StallFree(20))
-    plan = policy.plan(view([Shown(3, priority=-1)], [DECODE, PROMPT], limit=2, max_resident=3))
-    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(1, 1), (3, 4)]
-    plan = policy.plan(view([Shown(3, priority=5)], [PROMPT], limit=2, max_resident=3))
-    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(2, 20)]
-
-
-def test_no_paused_prompt_takes_the_row_of_a_prompt_that_waits_for_a_newcomer() -> None:
-    paused = replace(PROMPT, id=4, priority=7)
-    waiting, residents = [Shown(3, priority=-1)], [PROMPT, paused]
-    shown = view(waiting, residents, limit=2, max_resident=3, budget=2000, used=1020)
+@pytest.mark.parametrize(
+    ("waiting", "residents", "budget", "used", "planned"),
+    [
+        # a prompt does not continue before a newcomer that precedes it
+        (URGENT, [DECODE, PROMPT], 1000, 522, [(1, 1), (3, 4)]),
+        ([Shown(3, priority=5)], [PROMPT], 1000, 510, [(2, 20)]),
+        # nor does a paused one take the row of such a prompt
+        (URGENT, [PROMPT, PAUSED], 2000, 1020, [(3, 4)]),
+        # none is preempted for a newcomer that the token budget leaves out
+        (LONG, [DECODE, PROMPT], 546, 522, [(3, 20)]),
+    ],
+)
+def test_a_prompt_waits_for_newcomers_before_it(
+    waiting: list[Shown], residents: list[Shown], budget: int, used: int, planned: object
+) -> None:
+    shown = view(waiting, residents, limit=2, max_resident=8, budget=budget, used=used)
     plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
-    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(3, 4)]
-
-
-def test_none_is_preempted_for_a_newcomer_that_the_token_budget_leaves_out() -> None:
-    urgent = [Shown(k, prompt_tokens=20, max_tokens=4, priority=-1) for k in (3, 4)]
-    shown = view(urgent, [DECODE, PROMPT], limit=2, max_resident=8, budget=546, used=522)
-    plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
-    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(3, 20)]
+    assert advanced(plan) == planned
     assert not plan.preempt
