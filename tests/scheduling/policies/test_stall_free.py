@@ -16,7 +16,7 @@ from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.room import LEAST_PROMPT_TOKENS
 from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
-from seams import Advance, Plan, View
+from seams import Advance, Plan
 from serving.config import Config
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, advanced, decoding, view
