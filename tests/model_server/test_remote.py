@@ -153,24 +153,20 @@ def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -
             eventually(lambda own=server: own.failures, "its end")  # type: ignore[misc]
 
 
-def test_a_model_serves_one_server_at_a_time(tmp_path: Path) -> None:
-    with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
-        with pytest.raises(NotYetError, match="another server uses this model"):
-            begin(model.options, lambda _: None)
-        # a second warm-up would write over the first one's blocks
-        assert [verb for verb, _ in server.calls.take()].count("Warmup") == 1
-        assert one_step(model) == reference([1, 2, 3], 1, seed=0)
-
-
-def test_a_session_whose_server_is_gone_is_replaced_and_its_late_work_refused(
+def test_a_model_serves_one_server_at_a_time_and_another_when_that_one_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LEASE_S", 0.0)
     with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as first:
+        with pytest.raises(NotYetError, match="another server uses this model"):
+            begin(first.options, lambda _: None)
+        # a second warm-up would write over the first one's blocks
+        assert [verb for verb, _ in server.calls.take()].count("Warmup") == 1
+        assert one_step(first) == reference([1, 2, 3], 1, seed=0)
+        monkeypatch.setattr(service, "LEASE_S", 0.0)
         with connected(server.address) as second:
             assert one_step(second) == reference([1, 2, 3], 1, seed=0)
         with pytest.raises(ModelLostError, match=r"is over|has forgotten the session"):
-            one_step(first)
+            one_step(first)  # its late work is refused
 
 
 def test_calls_are_executed_in_the_order_of_their_numbers(tmp_path: Path) -> None:

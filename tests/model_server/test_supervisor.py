@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from model_server.supervisor import REFUSED, Group, IsReady, Program, Supervisor
+from model_server.supervisor import REFUSED, Group, Program, Supervisor
 from tests.model_server.served import running
 from tests.support.process import eventually
 
 PATIENT = "import signal, sys; print('up', flush=True); signal.pause()"
 
 
-@contextlib.contextmanager
-def at_once() -> Iterator[IsReady]:
-    yield lambda: True
-
-
-@contextlib.contextmanager
-def never() -> Iterator[IsReady]:
-    yield lambda: False
+def program(name: str, code: str, *, ready: bool) -> Program:
+    command = [sys.executable, "-S", "-c", code]
+    return Program(name, command, dict(os.environ), lambda: nullcontext(lambda: ready))
 
 
 def group(*names: str) -> Group:
-    command = [sys.executable, "-S", "-c", PATIENT]
-    programs = [Program(name, command, dict(os.environ), at_once) for name in names]
+    programs = [program(name, PATIENT, ready=True) for name in names]
     return Group(lambda: programs, end_within_s=10.0)
 
 
@@ -55,8 +48,7 @@ def test_the_processes_of_a_group_are_restarted_together_and_others_stay(
 
 
 def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all() -> None:
-    command = [sys.executable, "-S", "-c", "pass"]
-    failing = Group(lambda: [Program("x", command, dict(os.environ), never)], end_within_s=1.0)
+    failing = Group(lambda: [program("x", "pass", ready=False)], end_within_s=1.0)
     supervisor = Supervisor([group("a"), failing])
     assert supervisor.run() == REFUSED
     assert supervisor.processes == []

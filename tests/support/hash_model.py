@@ -11,10 +11,6 @@ What is wrong stays in its blocks, as keys and values of rejected drafts do.
 Nothing is computed before its result is asked for, as on a device that is late. The contract of
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
 a manager that survives a failing model would otherwise hide it.
-
-    HashModel(step_s=0.02)                      # keeps requests in flight for a while
-    HashModel(duration_s=virtual_duration_s)    # virtual time, exact in binary
-    HashModel(fail_on={3}, max_rows=8)          # the 3rd iteration fails, 9 rows too
 """
 
 from __future__ import annotations
