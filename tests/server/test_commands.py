@@ -27,18 +27,6 @@ from tests.support.process import (
 SERVER = str(ROOT / "server.sh")
 
 
-def run(*command: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in the Python of the tests, so that nothing is installed."""
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(**{"EB_PYTHON": sys.executable, **env}),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-    )
-
-
 def test_options_that_cannot_work_are_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,7 +57,10 @@ def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> Non
         if script is not None:
             (tools / "python3").write_text(f"#!/bin/sh\n{script}\n")
             (tools / "python3").chmod(0o755)
-        done = run(str(tmp_path / "server.sh"), "dynamic", EB_PYTHON="", PATH=str(tools))
+        env = environment(EB_PYTHON="", PATH=str(tools))
+        done = subprocess.run(
+            [tmp_path / "server.sh", "dynamic"], env=env, capture_output=True, text=True
+        )
         assert done.returncode == 1
         for part in ("Python 3.11 or newer is needed", said, "EB_PYTHON"):
             assert part in done.stderr

@@ -109,7 +109,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     otlp.stop(None).wait()
 
 
-def attributes(span: Span) -> dict[str, object]:
+def attributes(span: Span) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 

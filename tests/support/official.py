@@ -38,12 +38,8 @@ def tgis(server: Server) -> InferenceClient:
 def line(number: int, **body: Any) -> Json:
     """Greedy, so that its answer is known."""
     wanted = {"model": "embedded", "prompt": f"line {number}", "temperature": 0, **body}
-    return {
-        "custom_id": f"id {number}",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": wanted,
-    }
+    where = {"method": "POST", "url": "/v1/completions"}
+    return {"custom_id": f"id {number}", **where, "body": wanted}
 
 
 def expected(number: int, tokens: int) -> str:
@@ -51,12 +47,9 @@ def expected(number: int, tokens: int) -> str:
     return spelled(generated(f"line {number}", tokens, None))
 
 
-def jsonl(lines: Sequence[Json]) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
-
-
 def submitted(client: OpenAI, lines: Sequence[Json], window: Any = "24h", **fields: Any) -> Batch:
-    file = client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
+    text = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+    file = client.files.create(file=("lines.jsonl", text), purpose="batch")
     wanted: Any = {"endpoint": "/v1/completions", "completion_window": window, **fields}
     return client.batches.create(input_file_id=file.id, **wanted)
 
