@@ -80,21 +80,6 @@ def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs(
     assert ends_of(world, look) == ["length", "failed"]
 
 
-def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
-    world = World(MODES[3], max_batch_size=1)
-    world.submit([1, 2], 9)
-    world.submit([3], 4)
-
-    def look() -> None:
-        world.manager.give_up("it hangs", 5.0)
-        assert world.manager.unavailable == "the server has failed: it hangs"
-        for inference in world.submitted:
-            assert inference.event.is_set()
-            assert (inference.cause, inference.error) == ("shutdown", world.manager.unavailable)
-
-    assert ends_of(world, look) == ["failed", "failed"]
-
-
 def looked_at(liveness: Liveness, now_s: float) -> bool:
     """Whether the process must end, after looks in the seconds before, too."""
     for before_s in range(999, 0, -50):

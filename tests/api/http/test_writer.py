@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,11 +23,9 @@ from api.http.turns import PER_S, SHORT, Turns
 from api.http.worker.outgoing import Outgoing
 from api.http.writer import Writer
 from api.stream import text_event
-from engine.inference import Inference
-from requested import Sampling
 from tests.api.conftest import Pair
+from tests.support.process import PATIENCE_S
 
-PATIENCE_S = 30.0
 MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000
 
 
@@ -36,8 +36,10 @@ class Stream:
     def __init__(self, writer: Writer, pair: Pair) -> None:
         self.ours, self.theirs = pair
         self.theirs.settimeout(PATIENCE_S)
+        self.reader = self.theirs.makefile("rb")
+        self.read = self.reader.read
         self.body: Future[bytes] = Future()
-        self._request = Inference([1], 1, Sampling(), 0.0)
+        self._request: Any = SimpleNamespace(updated=threading.Event())
         self._events: SimpleQueue[bytes | Exception | None] = SimpleQueue()
         threading.Thread(target=self._serve, args=(writer,), daemon=True).start()
 
@@ -46,19 +48,6 @@ class Stream:
         for event in events:
             self._events.put(event)
         self._request.updated.set()
-
-    def read(self, size: int) -> bytes:
-        received = bytearray()
-        while len(received) < size:
-            piece = self.theirs.recv(min(size - len(received), 1 << 16))
-            assert piece
-            received += piece
-        return bytes(received)
-
-    def end(self, *events: bytes) -> None:
-        """All of it went to the client, and nothing to gunicorn."""
-        self.tell(*events, None)
-        assert self.body.result(PATIENCE_S) == b""
 
     def _serve(self, writer: Writer) -> None:
         outgoing = Outgoing(self.ours, PATIENCE_S)
@@ -69,16 +58,10 @@ class Stream:
             self.body.set_exception(error)
 
     def _told(self) -> Iterator[bytes | None]:
-        while True:
-            if self._events.empty():
-                yield None
-                continue
-            event = self._events.get()
-            if event is None:
-                return
+        while (event := b"" if self._events.empty() else self._events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
-            yield event
+            yield event or None
 
 
 @pytest.fixture
@@ -89,7 +72,9 @@ def opens() -> Iterator[Callable[[], Stream]]:
 
         def made() -> Stream:
             ours, theirs = map(stack.enter_context, socket.socketpair())
-            return Stream(shared, (ours, theirs))
+            stream = Stream(shared, (ours, theirs))
+            stack.enter_context(stream.reader)
+            return stream
 
         yield made
 
@@ -131,11 +116,12 @@ def test_events_that_fail_and_a_client_that_has_gone_end_their_own_stream(
     with pytest.raises(ZeroDivisionError, match="a fault"):
         failing.body.result(PATIENCE_S)
     assert failing.read(5) == b"first"  # earlier events were sent
-    gone.theirs.close()
+    gone.theirs.shutdown(socket.SHUT_RDWR)
     gone.tell(b"this is not read")
     with pytest.raises(ConnectionError):
         gone.body.result(PATIENCE_S)
-    other.end(b"still here")
+    other.tell(b"still here", None)
+    assert other.body.result(PATIENCE_S) == b"", "nothing went to gunicorn"
     assert other.read(10) == b"still here"
 
 
