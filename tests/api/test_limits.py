@@ -1,9 +1,14 @@
 """What clients may send: the same limits on every API, no wider than the wire and float32, and
-cheap to check; what they tell policies, of which no one can invent urgency."""
+cheap to check; what they tell policies, of which no one can invent urgency. What a model says of
+them: its context, into which prompt and answer must fit on every API, and the sampling defaults of
+its `generation_config.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +16,6 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import Headers
 
-from api.defaults import SamplingDefaults
 from api.document.paths import OPERATIONS
 from api.http.body import of_schema
 from api.http.errors import ApiError
@@ -19,11 +23,16 @@ from api.limits import LEAST_MASS
 from api.native import InferenceRequest
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.signals import Signals, signal
-from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
+from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, validate
 from engine.inference import Inference
 from requested import Sampling
+from seams import Opening
 from serving.config import Config
-from tests.support.dialects import NATIVE, OPENAI, PATHS, TGI, body, refused
+from tests.api.conftest import serving
+from tests.support.dialects import NATIVE, OPENAI, PATHS, TGI, Json, ask, body, refused
+from tests.support.hash_app import END_ID, byte_tokenizer
+from tests.support.hash_model import HashModel
+from text.tokenizer import Tokenizer
 
 MANY = 20_000
 MOST_ERRORS = 64
@@ -114,41 +123,6 @@ def test_a_number_has_the_same_limits_on_every_api(
             assert is_refused(path, **{name: value}) == (value in do_not_fit), (path, value)
 
 
-def sampling(path: str, **fields: Any) -> Sampling:
-    data = body(path, **fields)
-    if path == TGI:
-        return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"), None)
-    wanted = of_schema(data, FORMS[path])
-    if isinstance(wanted, InferenceRequest):
-        return wanted.sampling(SamplingDefaults())
-    assert isinstance(wanted, CompletionRequest | ChatRequest)
-    return wanted.sampling(wanted.seed or 0, frozenset({2}), SamplingDefaults(), of_prompt=True)
-
-
-ASKED: list[tuple[Sequence[str], str, Any, object]] = [
-    (ALL, "temperature", 0.5, 0.5),
-    (ALL, "top_p", 0.25, 0.25),
-    (ALL, "top_p", 1e-300, LEAST_MASS),  # which is no other in float32 than 0
-    (ALL, "top_k", 3, 3),
-    (OPENAI, "top_k", -1, None),
-    (OPENAI, "min_p", 0.25, 0.25),
-    ([TGI], "typical_p", 0.5, 0.5),
-    ((*OPENAI, TGI), "repetition_penalty", 1.5, 1.5),
-    ((*OPENAI, TGI), "frequency_penalty", 0.5, 0.5),
-    (OPENAI, "presence_penalty", 0.5, 0.5),
-    (OPENAI, "logit_bias", {"5": -100, "7": 1.5}, ((5, -100.0), (7, 1.5))),
-    (OPENAI, "min_tokens", 3, 3),
-]
-
-
-def test_each_api_asks_for_what_its_fields_say() -> None:
-    for apis, name, value, asked in ASKED:
-        for path in apis:
-            found = sampling(path, tokens=9, **{name: value})
-            assert getattr(found, name) == asked, path
-            assert found.end_ids == ((2,) if name == "min_tokens" else ())
-
-
 GOOD: dict[str, Any] = {
     "user": "u",
     "program": "p",
@@ -195,3 +169,129 @@ def test_a_field_overrides_its_header_and_with_keys_the_user_is_the_key() -> Non
     assert signalled("key").end_user == signalled().user == 0
     within: list[dict[str, Any]] = [{"owner": "key"}, {"owner": "other"}, {}, {"user": "u"}]
     assert len({signalled(program="p", **of).program for of in within}) == len(within)
+
+
+# --- the model's context --------------------------------------------------------------------------
+
+LIMIT = 64
+PROMPT = "Once upon a time there was a cat."
+FIELD = dict(zip(PATHS[1:4], ("prompt", "messages", "input"), strict=True))
+LONG = "x" * (32 * LIMIT)
+encoded: list[int] = []  # the lengths of the texts
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    plain = byte_tokenizer()
+
+    def encode(text: str) -> list[int]:
+        encoded.append(len(text))
+        return plain.encode(text)
+
+    counting = Tokenizer(encode, dict(enumerate(plain.spellings)), plain.end_ids)
+    folder = str(tmp_path_factory.mktemp("limited"))
+    config = Config(mode="dynamic", data_dir=folder)
+    with serving(config, lambda _: HashModel(context=LIMIT), counting) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_and_answer_up_to_the_limit_fit_and_beyond_it_do_not(
+    limited: FlaskClient, path: str, stream: bool
+) -> None:
+    known = len(PROMPT) + (len("User: \nAssistant:") if path in PATHS[2:4] else 0)
+    assert ask(limited, path, PROMPT, LIMIT - known).status_code == 200
+    for tokens in (LIMIT, 2**31 - 1):
+        assert str(LIMIT) in refused(ask(limited, path, PROMPT, tokens, stream=stream), path)
+    tokens = LIMIT - known + 1
+    answer = ask(limited, path, PROMPT, tokens, stream=stream)
+    message = refused(answer, path)
+    assert {str(LIMIT), str(known), str(tokens)} <= set(re.findall(r"[0-9]+", message))
+    if path in FIELD:
+        error = answer.get_json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", FIELD[path])
+
+
+def test_what_cannot_fit_is_refused_unread(limited: FlaskClient) -> None:
+    encoded.clear()
+    for path in PATHS:
+        assert "at least" in refused(ask(limited, path, LONG), path)
+    for path, asked in (
+        ("/v1/completions", {"prompt": ["a", LONG]}),
+        ("/", {"inputs": ["a", LONG]}),
+    ):
+        assert "at least" in refused(limited.post(path, json=asked), path)
+    assert max(encoded, default=0) <= 1
+
+
+def test_what_is_cut_or_only_counted_may_be_longer(limited: FlaskClient) -> None:
+    assert ask(limited, TGI, LONG, truncate=8).status_code == 200
+    told = limited.post("/tokenize", json={"prompt": LONG}).get_json()
+    assert (told["count"], told["max_model_len"]) == (len(LONG), LIMIT)
+
+
+# --- defaults -----------------------------------------------------------------------------------
+
+# as Qwen2.5 and fine-tunes of it publish them
+QWEN = {
+    "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True,
+    "eos_token_id": [151645, 151643], "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8,
+    "top_k": 20, "max_new_tokens": 40, "transformers_version": "4.37.0",
+}  # fmt: skip
+OF_QWEN = {name: QWEN[name] for name in
+           ("repetition_penalty", "temperature", "top_p", "top_k", "max_new_tokens")}  # fmt: skip
+PLAIN: Json = {
+    "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0,
+    "typical_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": (),
+    "min_tokens": 0, "end_ids": (),
+}  # fmt: skip
+OWN = [path for path in PATHS if path != TGI]
+LATER = OWN[1:]  # OpenAI's
+# by whom, what is asked, and how the sampling differs from that
+ASKED: list[tuple[Sequence[str], Json, Json]] = [
+    (OWN, {}, {}),
+    (OWN, {"temperature": 0.0}, {}),
+    (PATHS, {"temperature": 0.5, "top_p": 0.25, "top_k": 3}, {}),
+    (OWN, {"temperature": 1.0, "top_p": 1.0}, {}),
+    (PATHS, {"temperature": 1.0, "top_p": 1e-300}, {"top_p": LEAST_MASS}),  # in float32 it is 0
+    ([NATIVE], {"top_k": None}, {}),
+    (LATER, {"top_k": -1, "repetition_penalty": 1.0}, {"top_k": None}),
+    (LATER, {"temperature": None, "top_k": 0, "min_p": 0.2}, {"temperature": 0.7, "top_k": None}),
+    (OPENAI, {"logit_bias": {"5": -100, "7": 1.5}}, {"logit_bias": ((5, -100.0), (7, 1.5))}),
+    (OPENAI, {"min_tokens": 3, "presence_penalty": 0.5}, {"end_ids": (END_ID,)}),
+    ((*OPENAI, TGI), {"repetition_penalty": 1.5, "frequency_penalty": 0.25}, {}),
+    ([TGI], {"seed": 1}, {}),
+    ([TGI], {"typical_p": 0.5}, {"temperature": 1.0}),
+]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_each_api_asks_for_what_its_fields_say_and_else_for_the_models_defaults(
+    used: bool, tmp_path: Path
+) -> None:
+    asked: list[Sampling] = []
+
+    class Listening(HashModel):
+        def open(self, new: Sequence[Opening]) -> None:
+            asked.extend(one.sampling for one in new)
+            super().open(new)
+
+    (tmp_path / "generation_config.json").write_text(json.dumps(QWEN))
+    config = Config("dynamic", model=str(tmp_path), generation_config=used)
+    with serving(config, lambda config: Listening()) as client:
+        shown = client.get("/stats").get_json()["model"]["sampling_defaults"]
+        assert shown == (OF_QWEN if used else {})
+        for paths, said, differing in ASKED if used else [([NATIVE], {}, {})]:
+            for path in paths:
+                answer = ask(client, path, "a", 9, **said)
+                assert answer.status_code == 200, answer.text
+                of_api = {"temperature": 0.0} if path == TGI else OF_QWEN if used else {}
+                expected = {**PLAIN, **of_api, **said, **differing}
+                found = {name: getattr(asked[-1], name) for name in PLAIN}
+                assert found == {name: expected[name] for name in PLAIN}, path
+                if path == "/v1/responses":
+                    assert answer.get_json()["temperature"] == expected["temperature"]
+        told = ask(client, LATER[1], "a", ignore_eos=True, max_tokens=None).get_json()
+        most = QWEN["max_new_tokens"] if used else 1024 - told["usage"]["prompt_tokens"]
+        assert told["usage"]["completion_tokens"] == most
