@@ -54,12 +54,9 @@ def test_several_prompts_of_text_or_token_ids_are_answered_in_order_each_as_if_a
     asked: list[Any] = [["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]]
     for prompts in asked:
         answer = complete(client, prompt=prompts, n=2, seed=3)
-        texts = [choice["text"] for choice in answer["choices"]]
-        for number, prompt in enumerate(prompts):
-            alone = complete(client, prompt=prompt, n=2, seed=3)
-            assert texts[2 * number : 2 * number + 2] == [c["text"] for c in alone["choices"]]
-            own = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
-            assert texts[2 * number] == expected(own, 16, 3)[0]
+        owns = [prompt.encode() if isinstance(prompt, str) else bytes(prompt) for prompt in prompts]
+        texts = [expected(own, 16, seed_of_choice(3, n))[0] for own in owns for n in range(2)]
+        assert [choice["text"] for choice in answer["choices"]] == texts
         assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
