@@ -47,6 +47,10 @@ NOT_STREAMED = "is not supported when streaming tokens"
 @pytest.mark.parametrize(
     ("paths", "parameters", "message"),
     [
+        (PATHS, {"inputs": ""}, "`inputs` cannot be empty"),
+        (PATHS, {"inputs": "x" * 1024}, "`inputs` must have less than 1023 tokens. Given: 1024"),
+        (["/"], {"inputs": []}, "Number of prompts must be > 0 and <= 4. Given: 0"),
+        (["/"], {"inputs": ["a"] * 5}, "Number of prompts must be > 0 and <= 4. Given: 5"),
         (PATHS, {"temperature": 0}, "`temperature` must be strictly positive"),
         (PATHS, {"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         (PATHS, {"top_k": 2**32}, "`top_k` must be <= 2147483647. Given: 4294967296"),
@@ -76,7 +80,7 @@ def test_invalid_requests_are_refused_in_tgis_words_before_any_stream(
     client: FlaskClient, paths: list[str], parameters: dict[str, Any], message: str
 ) -> None:
     for path in paths:
-        assert refused(ask(client, path, "abc", **parameters), message)
+        assert refused(ask(client, path, **{"inputs": "abc", **parameters}), message)
 
 
 def test_limits_are_those_of_the_options() -> None:
@@ -99,18 +103,10 @@ def test_limits_are_those_of_the_options() -> None:
         assert [info[limit] for limit in limits] == [5, 9, 1, 32 + 1024]
 
 
-def test_inputs_are_checked(client: FlaskClient) -> None:
+def test_unknown_fields_and_nulls_are_ignored_and_no_inputs_are_not(client: FlaskClient) -> None:
     for path in PATHS:
-        assert refused(ask(client, path, ""), "`inputs` cannot be empty")
-        too_long = "`inputs` must have less than 1023 tokens. Given: 1024"
-        assert refused(ask(client, path, "x" * 1024), too_long)
-        for body, told in (({}, "is missing; it must be"), ({"inputs": 5}, "must be a string")):
-            answer = client.post(path, json=body)
-            assert answer.status_code == 422
-            assert f"`inputs` {told}" in answer.get_json()["error"]
-
-
-def test_unknown_fields_and_nulls_are_ignored(client: FlaskClient) -> None:
+        for wrong, said in (({}, "is missing; it must be"), ({"inputs": 5}, "must be a string")):
+            assert f"`inputs` {said}" in client.post(path, json=wrong).get_json()["error"]
     parameters: Json = dict.fromkeys(("best_of", "temperature", "stop", "watermark", "grammar"))
     parameters |= {"max_new_tokens": 3, "max_length": 9}
     body = {"inputs": "abc", "options": {"use_cache": False}, "parameters": parameters}
@@ -135,23 +131,24 @@ def test_a_request_is_greedy_but_for_those_that_wish_to_sample(
 
 
 def test_the_prompt_is_returned_where_it_is_asked_for_and_at_the_root(client: FlaskClient) -> None:
-    text = generated(client, "abc", max_new_tokens=4)["generated_text"]
-    full = generated(client, "abc", max_new_tokens=4, return_full_text=True)["generated_text"]
-    assert full == "abc" + text
-    assert ask(client, "/", "abc", max_new_tokens=4).get_json() == [{"generated_text": full}]
-    bare = ask(client, "/", "abc", max_new_tokens=4, return_full_text=False)
-    assert bare.get_json() == [{"generated_text": text}]
+    text = spelled(tokens_of("abc", 4, None))
+    for path, asked, told in (
+        (TGI, True, "abc" + text), ("/", None, "abc" + text), ("/", False, text),
+    ):  # fmt: skip
+        answer = ask(client, path, "abc", max_new_tokens=4, return_full_text=asked).get_json()
+        assert (answer if path == "/" else [answer]) == [{"generated_text": told}]
 
 
 def test_the_logprobs_of_the_prompt_are_those_of_the_model(client: FlaskClient) -> None:
-    told = generated(client, "hello", max_new_tokens=1, decoder_input_details=True)["details"]
     ids = list(b"hello")
-    assert told["prefill"][0] == {"id": ids[0], "text": "h", "logprob": None}
-    for i, token in enumerate(told["prefill"][1:], 1):
-        assert (token["id"], token["logprob"]) == (ids[i], reference_logprob(ids[:i], ids[i]))
-    told = generated(client, "abcdef", max_new_tokens=5, truncate=2, decoder_input_details=True)
-    assert [token["text"] for token in told["details"]["prefill"]] == ["e", "f"]
-    assert told["generated_text"] == generated(client, "ef", max_new_tokens=5)["generated_text"]
+    asked: Json = {"max_new_tokens": 5, "truncate": 5, "decoder_input_details": True}
+    told = generated(client, "Say hello", **asked)
+    assert told["generated_text"] == spelled(tokens_of("hello", 5, None))
+    logprobs = [None, *(reference_logprob(ids[:i], ids[i]) for i in range(1, len(ids)))]
+    assert told["details"]["prefill"] == [
+        {"id": token, "text": chr(token), "logprob": logprob}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
 
 
 def test_the_best_of_two_is_the_one_with_the_better_mean_logprob(client: FlaskClient) -> None:
@@ -172,10 +169,6 @@ def test_several_inputs_have_an_answer_each_in_order(client: FlaskClient) -> Non
     told = ask(client, "/", ["a", "bc", "def"], max_new_tokens=4, return_full_text=False)
     alone = [generated(client, text, max_new_tokens=4) for text in ("a", "bc", "def")]
     assert told.get_json() == alone
-    for wrong in ([], ["a"] * 5):
-        answer = ask(client, "/", wrong)
-        message = f"Number of prompts must be > 0 and <= 4. Given: {len(wrong)}"
-        assert refused(answer, message)
     answer = client.post("/", json={"inputs": ["a"], "stream": True})
     assert refused(answer, "`inputs` must be one string when streaming tokens")
 

@@ -80,25 +80,16 @@ def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs(
     assert ends_of(world, look) == ["length", "failed"]
 
 
-def looked_at(liveness: Liveness, now_s: float) -> bool:
-    """Whether the process must end, after looks in the seconds before, too."""
-    for before_s in range(999, 0, -50):
-        liveness.look(now_s - before_s)
-    return liveness.look(now_s) is not None
-
-
-def hang(world: World, look: Callable[[], None]) -> None:
-    """Calls `look` in the iteration that hangs."""
-    in_the_hung_iteration(world, look)
-    while world.model.iterations < HUNG:
-        world.manager.step(world.mode.lay_out, lambda: world.now_s)
-
-
-@pytest.mark.parametrize(("predicted_s", "limit_s"), [(None, 600.0), (60.0, 600.0), (100.0, 1e3)])
+@pytest.mark.parametrize(
+    ("predicted_s", "lost_until_s", "stopped_until_s", "limit_s"),
+    [(None, 0, 0, 600), (60.0, 0, 0, 600), (100.0, 0, 0, 1000), (None, 5000, 0, 5600),
+     (None, 0, 5000, 5600)],
+)  # fmt: skip
 def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes(
-    predicted_s: float | None, limit_s: float
+    predicted_s: float | None, lost_until_s: int, stopped_until_s: int, limit_s: int
 ) -> None:
-    world, asked, found = World(MODES[3], context=512), list[Work](), list[bool]()
+    """Without the time in which the model is lost or the whole process is stopped."""
+    world, asked = World(MODES[3], context=512), list[Work]()
     world.submit([1] * 100, 9)
     world.submit([2], 9)
 
@@ -106,39 +97,19 @@ def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes
         asked.append(work)
         return predicted_s
 
-    liveness = Liveness(world.manager, predict, Limit())
-
     def look() -> None:
-        began_s = world.manager.step_since_s
+        liveness, began_s = Liveness(world.manager, predict, Limit()), world.manager.step_since_s
         assert began_s is not None
-        found.extend(looked_at(liveness, began_s + s) for s in (1.0, limit_s - 1, limit_s + 1))
+        for at_s in (0, *range(stopped_until_s, limit_s - 9, 50), limit_s - 1):
+            world.model.lost = "it is restarted" if at_s <= lost_until_s else None
+            assert liveness.look(began_s + at_s) is None
+        assert liveness.look(began_s + limit_s + 1) is not None
 
-    hang(world, look)
-    assert found == [False, False, True]
+    calls = in_the_hung_iteration(world, look)
+    while world.model.iterations < HUNG:
+        world.manager.step(world.mode.lay_out, lambda: world.now_s)
+    assert calls == [HUNG], "what was said in it holds"
     assert set(asked) == {Work(2, 2, 2, 105, 105)}
-
-
-@pytest.mark.parametrize("lost", [True, False], ids=["model lost", "process stopped"])
-def test_the_time_in_which_the_model_is_lost_or_the_whole_process_is_stopped_does_not_count(
-    lost: bool,
-) -> None:
-    world = World(MODES[3])
-    world.submit([1], 9)
-    liveness = Liveness(world.manager, lambda _: None, Limit())
-    found: list[bool] = []
-
-    def look() -> None:
-        if lost:
-            world.model.lost = "it is restarted"
-            found.append(liveness.look(5000.0) is not None)
-            world.model.lost = None
-            found.append(looked_at(liveness, 5599.0))
-        else:
-            found.extend(liveness.look(s) is not None for s in (1.0, 5000.0))
-        found.append(looked_at(liveness, 5601.0))
-
-    hang(world, look)
-    assert found == [False, False, True]
 
 
 def test_a_loop_without_work_or_without_a_model_does_not_hang() -> None:
