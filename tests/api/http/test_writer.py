@@ -7,10 +7,9 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,56 +28,6 @@ from tests.support.process import PATIENCE_S
 MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000
 
 
-class Stream:
-    """One request whose events a test decides, served by a thread of its own as gunicorn iterates
-    over it, and its client."""
-
-    def __init__(self, writer: Writer, pair: Pair) -> None:
-        self.ours, self.theirs = pair
-        self.theirs.settimeout(PATIENCE_S)
-        self.reader = self.theirs.makefile("rb")
-        self.read = self.reader.read
-        self.body: Future[bytes] = Future()
-        self._request: Any = SimpleNamespace(updated=threading.Event())
-        self._events: SimpleQueue[bytes | Exception | None] = SimpleQueue()
-        threading.Thread(target=self._serve, args=(writer,), daemon=True).start()
-
-    def tell(self, *events: bytes | Exception | None) -> None:
-        """None ends them, an exception is raised."""
-        for event in events:
-            self._events.put(event)
-        self._request.updated.set()
-
-    def _serve(self, writer: Writer) -> None:
-        outgoing = Outgoing(self.ours, PATIENCE_S)
-        try:
-            told = writer.serve([self._request], outgoing, self._told(), chunked=False)
-            self.body.set_result(b"".join(told))
-        except Exception as error:
-            self.body.set_exception(error)
-
-    def _told(self) -> Iterator[bytes | None]:
-        while (event := b"" if self._events.empty() else self._events.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
-            yield event or None
-
-
-@pytest.fixture
-def opens() -> Iterator[Callable[[], Stream]]:
-    """A stream of a writer that all streams share."""
-    shared = Writer()
-    with ExitStack() as stack:
-
-        def made() -> Stream:
-            ours, theirs = map(stack.enter_context, socket.socketpair())
-            stream = Stream(shared, (ours, theirs))
-            stack.enter_context(stream.reader)
-            return stream
-
-        yield made
-
-
 def test_an_event_of_a_text_is_what_json_writes() -> None:
     def made(text: str) -> dict[str, object]:
         return {"id": '"', "choices": [{"index": 0, "text": text, "logprobs": None}]}
@@ -88,41 +37,31 @@ def test_an_event_of_a_text_is_what_json_writes() -> None:
     assert text_event(made)(told) == b"data: " + written.encode() + b"\n\n"
 
 
-def test_a_client_that_does_not_read_keeps_only_itself_waiting(opens: Callable[[], Stream]) -> None:
-    stalled, other = opens(), opens()
-    stalled.tell(MORE_THAN_A_SOCKET_HOLDS)
-    assert stalled.read(1) == b"x"  # its writing has begun
-    for number in range(100):
-        stalled.tell(b"%02d" % number)
-        other.tell(b"%02d" % number)
-        assert other.read(2) == b"%02d" % number
-    assert not stalled.body.done()
-    other.tell(None)
-    stalled.tell(None)
-    rest = stalled.read(len(MORE_THAN_A_SOCKET_HOLDS) - 1 + 200)
-    assert rest[-200:] == b"".join(b"%02d" % number for number in range(100))
-    assert rest[:-200] == MORE_THAN_A_SOCKET_HOLDS[1:]
-    assert stalled.body.result(PATIENCE_S) == b""
+def test_a_stream_waits_for_its_client_and_fails_for_its_handler(pair: Pair) -> None:
+    request: Any = SimpleNamespace(updated=threading.Event())
+    numbers = [b"%02d" % number for number in range(100)]
 
+    def events() -> Iterator[bytes | None]:
+        yield MORE_THAN_A_SOCKET_HOLDS
+        for number in numbers:
+            yield None
+            yield number
+        raise ZeroDivisionError("a fault")
 
-def test_events_that_fail_and_a_client_that_has_gone_end_their_own_stream(
-    opens: Callable[[], Stream],
-) -> None:
-    failing, odd, gone, other = opens(), opens(), opens(), opens()
-    odd.tell("no bytes")  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        odd.body.result(PATIENCE_S)
-    failing.tell(b"first", ZeroDivisionError("a fault"))
-    with pytest.raises(ZeroDivisionError, match="a fault"):
-        failing.body.result(PATIENCE_S)
-    assert failing.read(5) == b"first"  # earlier events were sent
-    gone.theirs.shutdown(socket.SHUT_RDWR)
-    gone.tell(b"this is not read")
-    with pytest.raises(ConnectionError):
-        gone.body.result(PATIENCE_S)
-    other.tell(b"still here", None)
-    assert other.body.result(PATIENCE_S) == b"", "nothing went to gunicorn"
-    assert other.read(10) == b"still here"
+    told = Writer().serve([request], Outgoing(pair[0], PATIENCE_S), events(), chunked=False)
+    with ThreadPoolExecutor() as pool, pair[1].makefile("rb") as reader:
+        body = pool.submit(b"".join, told)
+        assert reader.read(1) == b"x"  # its writing has begun
+        for _ in numbers:
+            request.updated.set()
+        assert not body.done()
+        rest = reader.read(len(MORE_THAN_A_SOCKET_HOLDS) - 1)
+        while not body.done():
+            request.updated.set()
+            time.sleep(0.001)
+        with pytest.raises(ZeroDivisionError, match="a fault"):
+            body.result(PATIENCE_S)
+        assert rest + reader.read(200) == b"".join([MORE_THAN_A_SOCKET_HOLDS[1:], *numbers])
 
 
 def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair) -> None:
