@@ -1,33 +1,17 @@
-"""Batches and their lines, from validation to the files of results; the machine of
+"""Batches and their lines, from validation to the files of results; the walk of
 `test_properties.py` takes their steps in any order."""
 
 import threading
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from deferred.entities import (
-    Batch,
-    Duplicate,
-    ItemState,
-    LineError,
-    NewBatch,
-    NewItem,
-    Progress,
-    RequestCounts,
-    Result,
-    Usage,
-)
-from deferred.errors import (
-    IdempotencyMismatchError,
-    LeaseLostError,
-    NotFoundError,
-    StatusConflictError,
-)
+from deferred.entities import Batch, Duplicate, NewBatch, NewItem, RequestCounts, Result, Usage
+from deferred.errors import IdempotencyMismatchError, LeaseLostError, NotFoundError
 from deferred.store import JobStore, open_store
 from deferred.store.schema import CHUNK_BYTES, file_chunks
-from deferred.store.transitions import CANCELLING_S, LEASE_S
+from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
     EXPIRES_S,
     MODEL,
@@ -35,14 +19,12 @@ from tests.deferred.jobs import (
     OWNER,
     WORKER,
     claim,
-    create,
     finalise,
     ids,
     lines_of,
     new_items,
     result,
     rows_of,
-    save,
     started,
     unrun,
     upload,
@@ -68,142 +50,14 @@ def test_a_new_batch_says_what_was_asked_for_as_often_as_its_key_is_sent(store: 
     assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
 
 
-def test_a_batch_its_key_and_its_files_are_their_owners_alone(store: JobStore) -> None:
-    file = upload(store)
-    spec = NewBatch(file, "/v1/completions", MODEL, "24h")
+def test_a_batch_takes_its_owners_file_alone_and_its_key_is_theirs(store: JobStore) -> None:
+    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
     until: Any = {"expires_at": EXPIRES_S, "idempotency_key": "k"}
     batch = store.batches.create(OWNER, spec, NOW_S, **until)
-    for call in (
-        lambda: store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S),
-        lambda: store.batches.get("other", batch.id),
-        lambda: store.batches.cancel("other", batch.id, NOW_S),
-        lambda: store.batches.list("other", after=batch.id),
-        lambda: store.files.get("other", file, NOW_S),
-        lambda: store.files.delete("other", file, NOW_S),
-        lambda: store.files.list("other", NOW_S, after=file),
-    ):
-        with pytest.raises(NotFoundError):
-            call()
-    assert (store.files.list("other", NOW_S).data, store.batches.list("other").data) == ((), ())
+    with pytest.raises(NotFoundError):
+        store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S)
     theirs = replace(spec, input_file_id=upload(store, owner="other"))
     assert store.batches.create("other", theirs, NOW_S, **until).id != batch.id
-
-
-def test_one_worker_at_a_time_validates_the_oldest_batch_of_its_model(store: JobStore) -> None:
-    create(store, model="another")
-    first, second = create(store), create(store)
-    validated = [store.batches.claim_validation(w, MODEL, NOW_S) for w in "abc"]
-    assert [batch and batch.id for batch in validated] == [first.id, second.id, None]
-    store.items.add(first.id, "a", new_items(1200))
-    with pytest.raises(LeaseLostError):
-        store.items.add(first.id, "b", new_items(1))
-    with pytest.raises(LeaseLostError):
-        store.batches.start(first.id, "b", NOW_S)
-    with pytest.raises(LeaseLostError):
-        store.batches.fail(first.id, "b", [], NOW_S)
-    silent_s = NOW_S + 20 + LEASE_S
-    for worker in "ab":
-        store.items.heartbeat(worker, [], NOW_S + 20)
-    assert store.batches.claim_validation("c", MODEL, silent_s - 1) is None
-    assert store.batches.claim_validation("c", MODEL, silent_s) is not None
-    with pytest.raises(LeaseLostError):
-        store.items.add(first.id, "a", new_items(1, first=1201))
-    store.items.add(first.id, "c", new_items(3))
-    store.batches.start(first.id, "c", NOW_S + 1)
-    batch = store.batches.get(OWNER, first.id)
-    assert (batch.status, batch.in_progress_at, batch.counts.total) == ("in_progress", NOW_S + 1, 3)
-    assert store.items.claim("c", "another", 9, NOW_S) == []
-    assert len(claim(store, 2000)) == 3
-
-
-def test_a_failed_validation_says_why_and_runs_nothing(store: JobStore) -> None:
-    batch = validating(store, 3)
-    errors = [LineError("invalid_json_line", "not \0 JSON", 2), LineError("x", "y", param="body")]
-    store.batches.fail(batch.id, WORKER, errors, NOW_S + 1)
-    failed = store.batches.get(OWNER, batch.id)
-    assert (failed.status, failed.failed_at, failed.errors) == ("failed", NOW_S + 1, tuple(errors))
-    assert claim(store, 9) == []
-    assert store.batches.claim_finalisation(WORKER, NOW_S) is None
-    assert store.sweep(NOW_S, 0.0).items == 3
-    with pytest.raises(StatusConflictError, match="failed"):
-        store.batches.cancel(OWNER, batch.id, NOW_S)
-
-
-@pytest.mark.parametrize(
-    ("cancelled", "window_s"),
-    [(True, 10 * CANCELLING_S), (True, CANCELLING_S / 10), (False, CANCELLING_S)],
-)
-def test_running_lines_end_with_the_window_or_ten_minutes_after_a_cancellation(
-    store: JobStore, cancelled: bool, window_s: float
-) -> None:
-    batch = started(store, 4, expires_at=NOW_S + window_s)
-    done, running = claim(store, 1), claim(store, 1)
-    save(store, done)
-    if cancelled:
-        store.batches.cancel(OWNER, batch.id, NOW_S)
-    end_s = NOW_S + min(window_s, CANCELLING_S)
-    assert [store.batches.end_due(s) for s in (end_s - 1, end_s, end_s)] == [0, 1, 0]
-    assert save(store, running) == 0, "too late"
-    assert claim(store, 9) == []
-    ended = finalise(store, end_s + 1)
-    status = "cancelled" if cancelled else "expired"
-    assert (ended.status, getattr(ended, f"{status}_at")) == (status, end_s + 1)
-    assert ended.counts == RequestCounts(4, completed=1, **{status: 3})
-    with pytest.raises(StatusConflictError, match=status):
-        store.batches.cancel(OWNER, batch.id, end_s)
-
-
-def test_only_what_is_not_done_in_its_window_expires(store: JobStore) -> None:
-    done = started(store, 1)
-    save(store, claim(store, 1))
-    never = create(store)  # no server has validated it
-    assert store.batches.end_due(EXPIRES_S) == 1
-    assert [finalise(store, EXPIRES_S + 1).status for _ in range(2)] == ["completed", "expired"]
-    assert store.batches.get(OWNER, done.id).completed_at == EXPIRES_S + 1
-    assert store.batches.get(OWNER, never.id).finalizing_at == EXPIRES_S
-
-
-def test_progress_counts_batches_and_items_of_all_owners(store: JobStore) -> None:
-    zeros: dict[ItemState, int] = dict.fromkeys(get_args(ItemState), 0)
-    assert store.progress() == Progress({}, zeros, None)
-    started(store, 2, expires_at=EXPIRES_S - 1)
-    save(store, claim(store, 2), succeeded=False)
-    started(store, 10)
-    save(store, claim(store, 3))
-    claim(store, 2)
-    cancelled = started(store, 4)
-    store.batches.cancel(OWNER, cancelled.id, NOW_S)
-    create(store, owner="other")
-    assert store.progress() == Progress(
-        {"validating": 1, "in_progress": 2, "cancelling": 1},
-        {**zeros, "pending": 5, "running": 2, "completed": 3, "failed": 2, "cancelled": 4},
-        EXPIRES_S,
-    )
-
-
-def test_a_batch_is_removed_with_its_key_and_its_counts_when_it_ended_so_long_ago(
-    store: JobStore,
-) -> None:
-    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h")
-    batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
-    store.batches.claim_validation(WORKER, MODEL, NOW_S)
-    store.items.add(batch.id, WORKER, new_items(1))
-    store.batches.start(batch.id, WORKER, NOW_S)
-    store.sweep(NOW_S, NOW_S + 9)
-    save(store, claim(store, 1))
-    ended = finalise(store, NOW_S + 5)
-    assert store.progress().batches == {"completed": 1}
-    store.sweep(NOW_S, NOW_S + 4)
-    assert store.batches.get(OWNER, batch.id) == ended
-    store.sweep(NOW_S, NOW_S + 5)
-    with pytest.raises(NotFoundError):
-        store.batches.get(OWNER, batch.id)
-    assert ended.output_file_id is not None
-    assert store.files.get(OWNER, ended.output_file_id, NOW_S), "files have an expiry of their own"
-    assert store.progress().batches == {}
-    assert set(store.progress().items.values()) == {0}
-    again = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
-    assert again.id != batch.id
 
 
 # --- lines -----------------------------------------------------------------------------------
@@ -228,65 +82,6 @@ def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobS
     assert (item.batch_id, item.line, item.custom_id) == (batch_id, 1, custom_id)
     assert (item.owner, item.endpoint, item.deadline) == (OWNER, "/v1/completions", EXPIRES_S)
     assert (item.body, item.lost) == (b"\x00\xff", 0)
-
-
-def test_a_claim_takes_no_more_lines_than_asked_and_the_earliest_deadline_first(
-    store: JobStore,
-) -> None:
-    late = started(store, 40, expires_at=9000.0)
-    early = started(store, 40, expires_at=8000.0)
-    expected = [(batch.id, line) for batch in (early, late) for line in range(1, 41)]
-    claimed: list[tuple[str, int]] = []
-    for n in (1, 7, 40, 0, 20, 50):
-        got = claim(store, n)
-        assert len(got) == min(n, 80 - len(claimed))
-        claimed += [(item.batch_id, item.line) for item in got]
-    assert claimed == expected
-
-
-def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S) -> str:
-    """A batch in progress, of lines with such bodies."""
-    bodies = enumerate(sizes_bytes, start=1)
-    items = [NewItem(line, f"id-{line}", b"x" * size_bytes) for line, size_bytes in bodies]
-    return started(store, items, expires_at=expires_at).id
-
-
-def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:
-    early = sized(store, [300, 100, 100, 100, 50, 60], expires_at=8000.0)
-    late = sized(store, [140, 1], expires_at=9000.0)
-    claimed = []
-    while items := store.items.claim(WORKER, MODEL, 9, NOW_S, 200):
-        claimed.append([(item.batch_id, item.line) for item in items])
-    assert claimed == [
-        [(early, 1)],
-        [(early, 2), (early, 3)],
-        [(early, 4), (early, 5)],
-        [(early, 6), (late, 1)],
-        [(late, 2)],
-    ]
-    sized(store, [2**20] * 10)
-    assert len(claim(store, 64)) == 8, "where nothing is said of bytes"
-
-
-def test_a_cancelled_batch_waits_for_lines_that_run_and_gets_back_those_not_begun(
-    store: JobStore,
-) -> None:
-    batch, other = started(store, 5), started(store, 2, expires_at=9000.0)
-    items = claim(store, 6)
-    elsewhere = claim(store, 1, worker="b")
-    leases = [item.lease for item in items]
-    waiting = [leases[0], leases[1], leases[5]]
-    assert store.items.withdraw(WORKER, waiting) == frozenset()
-    cancelling = store.batches.cancel(OWNER, batch.id, NOW_S)
-    assert store.batches.cancel(OWNER, batch.id, NOW_S + 2) == cancelling
-    assert store.items.withdraw(WORKER, waiting) == {leases[0], leases[1]}
-    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(5, cancelled=2)
-    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
-    assert store.batches.claim_finalisation(WORKER, NOW_S) is None
-    assert save(store, [*items[:4], items[5]]) == 3, "what has begun may finish"
-    assert store.items.release(WORKER) == 1
-    assert finalise(store).counts == RequestCounts(5, completed=2, cancelled=3)
-    assert store.items.save("b", [result(elsewhere[0])]) == 1
 
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Breaker, retry budget and the limit of buffered bytes, each against a plain account."""
+"""The breaker and the limit of buffered bytes, each against a plain account."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from router.rules.breaker import CLOSE_AFTER, LEAST_FAILURES, REMEMBERED, Breaker, State
 from router.rules.breaker import WINDOW_S as VERDICTS_S
-from router.rules.budget import FLOOR, RATIO, WINDOW_S, RetryBudget
 from router.rules.buffers import BufferLimit
 
 
@@ -66,27 +65,6 @@ def test_verdicts_on_requests_sent_before_it_opened_do_not_count_after() -> None
     assert breaker.state(5.0) is State.HALF_OPEN
     breaker.began(old[3])
     assert not breaker.admits(5.0)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["sent", "retry"]), st.floats(0, 3))))
-def test_retries_never_exceed_the_budget_of_the_window(
-    events: list[tuple[str, float]],
-) -> None:
-    budget, now = RetryBudget(), 0.0
-    sent: list[int] = []
-    retries: list[int] = []
-    for kind, dt in events:
-        now += dt
-        recent = [s for s in sent if s > int(now) - WINDOW_S]
-        spent = [s for s in retries if s > int(now) - WINDOW_S]
-        if kind == "sent":
-            budget.sent(now)
-            sent.append(int(now))
-        else:
-            allowed = budget.withdraw(now)
-            assert allowed == (len(spent) < RATIO * len(recent) + FLOOR)
-            if allowed:
-                retries.append(int(now))
 
 
 LIMIT_BYTES = 100

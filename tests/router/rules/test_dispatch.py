@@ -15,136 +15,23 @@ from router.rules.upstream import Spec, Upstream
 LIMITS = Limits(timeout_s=60, wait_for_s=5, max_queue=10, max_attempts=3)
 
 
-def fleet_of(*limits: int, model: str = "m") -> Fleet:
+def fleet_of(*limits: int) -> Fleet:
     fleet = Fleet()
     for i, limit in enumerate(limits):
         upstream = fleet.add(Spec(f"http://u{i}:1", limit), "test")
-        upstream.probe_succeeded({model: b"{}"}, 0.01)
+        upstream.probe_succeeded({"m": b"{}"}, 0.01)
     return fleet
 
 
-def dispatcher_over(
-    fleet: Fleet, limits: Limits = LIMITS
-) -> tuple[Dispatcher, list[RoutedRequest]]:
+def dispatcher_over(fleet: Fleet) -> tuple[Dispatcher, list[RoutedRequest]]:
     decided: list[RoutedRequest] = []
-    return Dispatcher(fleet, LeastWork(), limits, decided.append), decided
+    return Dispatcher(fleet, LeastWork(), LIMITS, decided.append), decided
 
 
 def at(request: RoutedRequest) -> Upstream:
     assert request.state is State.PLACED
     assert request.upstream is not None
     return request.upstream
-
-
-def test_the_oldest_immediate_request_of_any_model_goes_first() -> None:
-    fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
-    dispatcher, decided = dispatcher_over(fleet)
-    at_work = dispatcher.arrive("a", 0.0)
-    deferred = dispatcher.arrive("a", 1.0, deferred=True)
-    older, younger = dispatcher.arrive("b", 2.0), dispatcher.arrive("a", 3.0)
-    for expected in (older, younger, deferred):
-        dispatcher.release(at_work, Outcome.SUCCESS, 4.0)
-        at_work = decided.pop()
-        assert at_work is expected
-
-
-def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
-    states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
-    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
-    states = [dispatcher.arrive("m", 1.0).state for _ in range(4)]
-    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
-
-
-def test_a_request_goes_to_the_one_upstream_that_keeps_what_it_continues() -> None:
-    fleet = fleet_of(1, 1)
-    first, second = fleet
-    dispatcher, decided = dispatcher_over(fleet)
-    running = dispatcher.arrive("m", 0.0, only=second)
-    assert at(running) is second
-    bound, other = dispatcher.arrive("m", 1.0, only=second), dispatcher.arrive("m", 2.0)
-    assert bound.state is State.WAITING
-    assert at(other) is first, "it waits behind no request that is bound elsewhere"
-    dispatcher.release(running, Outcome.FAILURE, 3.0)
-    assert not dispatcher.may_retry(running, 3.0)
-    assert decided == [bound]
-    assert at(bound) is second
-    second.draining = True
-    refused = dispatcher.arrive("m", 4.0, only=second)
-    assert refused.refusal is Refusal.UNAVAILABLE
-
-
-def test_retry_after_pauses_an_upstream_and_time_alone_serves_the_queue() -> None:
-    dispatcher, decided = dispatcher_over(fleet_of(2))
-    request = dispatcher.arrive("m", 0.0)
-    dispatcher.release(request, Outcome.BUSY, 1.0, pause_s=3.0)
-    waiting = dispatcher.arrive("m", 2.0)
-    assert waiting.state is State.WAITING
-    assert dispatcher.next_tick(2.0) == 4.0
-    dispatcher.tick(4.0)
-    assert decided == [waiting]
-
-
-def test_before_the_first_probes_end_an_unknown_model_waits_and_after_them_it_is_refused() -> None:
-    fleet = Fleet()
-    upstream = fleet.add(Spec("http://late:1", 1), "test")
-    dispatcher, decided = dispatcher_over(fleet)
-    early, other = dispatcher.arrive("m", 0.0), dispatcher.arrive("none", 0.0)
-    assert early.state is State.WAITING
-    upstream.probe_succeeded({"m": b"{}"}, 0.01)
-    dispatcher.tick(1.0)
-    assert at(early) is upstream
-    assert other.refusal is Refusal.UNKNOWN_MODEL
-    assert set(decided) == {early, other}
-    assert dispatcher.arrive("none", 2.0).refusal is Refusal.UNKNOWN_MODEL
-
-
-def test_what_changes_a_server_is_sent_again_only_where_none_was_reached() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
-    for outcome in (Outcome.UNREACHABLE, Outcome.FAILURE, Outcome.BUSY):
-        request = dispatcher.arrive("m", 0.0, repeatable=False)
-        dispatcher.release(request, outcome, 0.0)
-        assert dispatcher.may_retry(request, 0.0) is (outcome is Outcome.UNREACHABLE)
-
-
-def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
-    dispatcher, decided = dispatcher_over(fleet_of(1, 1))
-    first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))
-    dispatcher.release(first, Outcome.FAILURE, 3.0)  # the younger one takes its place
-    assert dispatcher.may_retry(first, 3.0)
-    youngest = dispatcher.arrive("m", 4.0)
-    dispatcher.retry(first, 5.0)
-    decided.clear()
-    dispatcher.release(second, Outcome.SUCCESS, 6.0)
-    assert decided == [first]
-    assert at(first).url == "http://u1:1"
-    assert younger.state is State.PLACED
-    assert youngest.state is State.WAITING
-
-
-def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
-    first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
-    waiting = dispatcher.arrive("m", 0.0)
-    other = dispatcher.arrive("m", 0.0)
-    dispatcher.release(first, Outcome.FAILURE, 1.0)
-    dispatcher.retry(first, 1.0)
-    dispatcher.release(waiting, Outcome.SUCCESS, 2.0)
-    assert at(other).url == "http://u0:1"
-    assert first.state is State.WAITING
-    assert second.state is State.PLACED
-
-
-def test_a_spent_retry_budget_ends_retries() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(1000, 1000))
-    retried = 0
-    for _ in range(100):
-        request = dispatcher.arrive("m", 0.0)
-        at(request).breaker.success(at(request).breaker.epoch, 0.0)  # keep the breaker out of it
-        dispatcher.release(request, Outcome.BUSY, 0.0)
-        retried += dispatcher.may_retry(request, 0.0)
-    assert retried == pytest.approx(0.2 * 100 + 10, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -165,30 +52,6 @@ def test_timeout_bounds_the_wait_for_a_place_and_wait_for_the_wait_for_a_live_up
     dispatcher.tick(1.0 + waits_s)
     assert decided == [waiting]
     assert waiting.refusal is refusal
-
-
-def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None:
-    fleet = Fleet()
-    fleet.add(Spec("http://late:1", 1), "test")
-    dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=3))
-    refusals = [dispatcher.arrive(f"m{i}", 0.0).refusal for i in range(5)]
-    assert refusals == [None] * 3 + [Refusal.QUEUE_FULL] * 2
-
-
-def test_a_place_cannot_be_given_back_twice() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(1))
-    request = dispatcher.arrive("m", 0.0)
-    dispatcher.release(request, Outcome.SUCCESS, 1.0)
-    with pytest.raises(RuntimeError, match="holds no place"):
-        dispatcher.release(request, Outcome.SUCCESS, 1.0)
-
-
-def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
-    upstream = next(iter(fleet_of(1)))
-    upstream.probe_failed("no answer in 5 s", timed_out=True)
-    assert upstream.ready
-    upstream.probe_failed("no answer in 5 s", timed_out=True)
-    assert not upstream.ready
 
 
 def test_probes_keep_the_latency_fresh_also_of_a_server_that_gets_no_requests() -> None:
