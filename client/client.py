@@ -43,8 +43,6 @@ from client.selftest import self_test
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError
 
-DEFAULT_PORT = 8500
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
@@ -57,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return self_test(
                 as_json=args.json, workers=args.workers or 1, keep_alive=args.keep_alive
             )
-        target = parse_target(args.target or _default_target())
+        own = f"http://{os.getenv('IP', 'localhost')}:{os.getenv('PORT', '8500')}"
+        target = parse_target(args.target or own)
         target = replace(target, keep_alive=args.keep_alive)
         if args.prompt is not None:
             return _one(target, args)
@@ -92,7 +91,7 @@ def _run(
     silence_s = args.timeout_s or SILENCE_S
     before = stats = job = None
     try:
-        target = _reached(target, silence_s, stream=not args.no_stream)
+        target = adapted(target, min(silence_s, FIRST_ANSWER_S), stream=not args.no_stream)
     except ServerError as error:
         say(f"error: {error}")
         run = Run.never_begun(target.name, workload, str(error))
@@ -138,16 +137,6 @@ def _run(
     return 130 if run.interrupted else 1 if failed else 0
 
 
-def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
-    """Raises ServerError if the server does not respond, before a long load is sent."""
-    if stream:
-        return adapted(target, min(silence_s, FIRST_ANSWER_S))
-    silence = unreachable(target)
-    if silence is not None:
-        raise ServerError(silence)
-    return replace(target, stream=False)
-
-
 def _sharing(target: Target) -> str:
     """Which cores client and server share, as far as the address shows."""
     if urlsplit(target.url).hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -164,11 +153,6 @@ def _check_knowable(
     )
     if args.no_stream and wanted and not target.native:
         raise SpecError("--slo: with --no-stream this kind of server reports no TTFT and TPOT")
-
-
-def _default_target() -> str:
-    host, port = os.getenv("IP", "localhost"), os.getenv("PORT", str(DEFAULT_PORT))
-    return f"http://{host}:{port}"
 
 
 def _one(target: Target, args: argparse.Namespace) -> int:

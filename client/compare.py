@@ -14,8 +14,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from client.analysis.comparison.results import Calibration, Loss, Played
 from client.analysis.comparison.summary import planned as planned_runs
 from client.analysis.gates import FAILED
 from client.comparison.fleet import Fleet
-from client.comparison.plan import Plan, planned, schedule
+from client.comparison.plan import planned, schedule
 from client.comparison.runs import calibrated, carry_out, limits_of
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
@@ -64,121 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-@dataclass(slots=True)
-class _Measured:
-    """What was measured until the end, an error or an interruption."""
-
-    manifest: dict[str, Any]
-    calibration: Calibration | None = None
-    played: list[Played] = field(default_factory=list)
-    losses: tuple[Loss, ...] = ()
-    warnings: list[str] = field(default_factory=list)
-    status: int = 0
-
-
 def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     """Measure and report; a server that fails is reported, and the others are compared."""
-    found = _Measured(_manifest_of(options))
-    others = Company()
-    with Fleet(
-        options.recipe,
-        logs,
-        options.start_s,
-        together=options.together,
-        workers=options.args.workers,
-        watched=options.systems if options.args.watch else (),
-    ) as fleet:
-        found.manifest["cores"] = str(fleet.cores)
-        fleet.start(options.systems)
-        unit = calibrated(options.systems, fleet, options.recipe, options.args.calibrate_s)
-        found.calibration = unit
-        if unit is not None:
-            try:
-                _play(options, fleet, found, unit, started)
-            except WorkerError as error:
-                found.warnings.append(f"Ended early: {error}.")
-                found.status = 1
-            except KeyboardInterrupt:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
-                found.warnings.append("Interrupted: the report covers what was measured before.")
-                found.status = 130
-            if unit.baseline != (first := options.systems[0].name):
-                found.warnings.append(
-                    f"Ratios and loads refer to {unit.baseline}, as {first} failed."
-                )
-        found.losses = tuple(fleet.lost.values())
-    return _report(options, logs, found, round(others.cores(), 2))
-
-
-def _play(
-    options: CompareOptions, fleet: Fleet, found: _Measured, unit: Calibration, started: float
-) -> None:
-    """The planned runs, one by one, so that an interruption keeps those that have ended."""
-    args, limits = options.args, {}
-    if not args.original:  # which has a single load
-        limits = limits_of(options.systems, fleet, options.recipe, args.calibrate_s, unit)
-    plan = planned(
-        options, unit, limits, fleet.lost, together=fleet.together,
-        spent_s=time.monotonic() - started,
-    )  # fmt: skip
-    found.manifest |= _plan_figures(plan, unit)
-    lasting = [plan.window_of(job.load) for job in schedule(plan)]
-    say(
-        f"{len(lasting)} runs of {' and '.join(f'{s:.1f} s' for s in sorted({*lasting}))} at loads "
-        f"{', '.join(f'{x:g}' for x in plan.loads)}, until {clock_in(sum(lasting))} at the "
-        f"earliest -> {options.folder}"
-    )
-    for played in carry_out(plan, fleet, unit.capacity):
-        found.played.append(played)
-
-
-def _report(options: CompareOptions, logs: Path, found: _Measured, company: float) -> int:
-    """Writes and prints it; the exit status. ``company``: the cores that others used."""
-    played, calibration = found.played, found.calibration
-    if company > _QUIET_CORES:
-        found.warnings.append(
-            f"Other programs used {company:g} of a core on average: figures are lower, and "
-            "intervals wider, than on an idle machine."
-        )
-    objectives = options.objectives
-    if objectives is None and calibration is not None:
-        objectives = calibration.objectives(options.args.slo_multiple or 5.0)
-    notes = list(dict.fromkeys(n for r in played if (n := note_of(r.server)) is not None))
-    manifest = found.manifest | {
-        "ended": _utc(),
-        "loadavg_after": machine()["loadavg"],
-        "cores_of_others": company,
-        "notes": notes,
-        "warnings": [*found.warnings, *notes],
-        "order": [r.job.name for r in played],
-        "servers": _described_servers(played),
-        "workloads": {
-            f"load{r.job.load:g}-seed{r.job.seed}": r.run.workload.sha256 for r in played
-        },
-        "objectives": None if objectives is None else asdict(objectives),
-        "share": options.args.share,
-    }
-    comparison = judged(played, found.losses, calibration, manifest)
-    figures = write_comparison(options.folder, comparison)
-    if found.losses:
-        kept = shutil.copytree(logs, options.folder / "logs", dirs_exist_ok=True)
-        for loss in found.losses:
-            say(f"error: {loss.system} failed {loss.when}: {loss.reason}")
-        say(f"the servers' logs are kept in {kept}")
-    for warning in manifest["warnings"]:
-        say(f"note: {warning}")
-    with contextlib.suppress(OSError):  # the reader is gone
-        report = f"{as_text(comparison)}\n\n{options.folder}/report.html"
-        print(json.dumps(figures) if options.args.json else report)
-    failed = bool(found.losses) or any(
-        r.verdict.word == FAILED for p in comparison.points for r in planned_runs(p.runs)
-    )
-    return found.status or int(failed)
-
-
-def _manifest_of(options: CompareOptions) -> dict[str, Any]:
-    """The manifest, as far as it is known before the runs."""
-    return {
+    args, others, warnings = options.args, Company(), list[str]()
+    manifest: dict[str, Any] = {
         "command": shlex.join(["./compare.sh", *sys.argv[1:]]),
         "started": _utc(),
         "commit": commit(),
@@ -188,15 +77,114 @@ def _manifest_of(options: CompareOptions) -> dict[str, Any]:
         "systems": [c.name for c in options.systems],
         "recipe": used(options.recipe),
     }
+    played: list[Played] = []
+    status = 0
+    with Fleet(
+        options.recipe,
+        logs,
+        options.start_s,
+        together=options.together,
+        workers=args.workers,
+        watched=options.systems if args.watch else (),
+    ) as fleet:
+        fleet.start(options.systems)
+        unit = calibrated(options.systems, fleet, options.recipe, args.calibrate_s)
+        if unit is not None:
+            try:
+                for one in _runs(options, fleet, manifest, unit, started):
+                    played.append(one)
+            except WorkerError as error:
+                warnings.append(f"Ended early: {error}.")
+                status = 1
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
+                warnings.append("Interrupted: the report covers what was measured before.")
+                status = 130
+            if unit.baseline != (first := options.systems[0].name):
+                warnings.append(f"Ratios and loads refer to {unit.baseline}, as {first} failed.")
+    company = round(others.cores(), 2)
+    if company > _QUIET_CORES:
+        warnings.append(
+            f"Other programs used {company:g} of a core on average: figures are lower, and "
+            "intervals wider, than on an idle machine."
+        )
+    manifest |= {
+        "cores": str(fleet.cores), "cores_of_others": company, "warnings": warnings
+    }  # fmt: skip
+    failed = _report(options, logs, manifest, unit, played, tuple(fleet.lost.values()))
+    return status or int(failed)
 
 
-def _plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
+def _runs(
+    options: CompareOptions,
+    fleet: Fleet,
+    manifest: dict[str, Any],
+    unit: Calibration,
+    started: float,
+) -> Iterator[Played]:
+    """The planned runs, one by one, so that an interruption keeps those that have ended."""
+    args, limits = options.args, {}
+    if not args.original:  # which has a single load
+        limits = limits_of(options.systems, fleet, options.recipe, args.calibrate_s, unit)
+    plan = planned(
+        options, unit, limits, fleet.lost, together=fleet.together,
+        spent_s=time.monotonic() - started,
+    )  # fmt: skip
     names = (
         "loads", "limits", "control", "seeds", "order_seed", "together", "window_s", "drain_s"
     )  # fmt: skip
-    windows_s = {f"{load:g}": plan.window_of(load) for load in plan.loads}
-    known = {name: getattr(plan, name) for name in names}
-    return {**known, "windows_s": windows_s, "capacity": asdict(calibration)}
+    manifest |= {name: getattr(plan, name) for name in names}
+    manifest["windows_s"] = {f"{load:g}": plan.window_of(load) for load in plan.loads}
+    manifest["capacity"] = asdict(unit)
+    lasting = [plan.window_of(job.load) for job in schedule(plan)]
+    say(
+        f"{len(lasting)} runs of {' and '.join(f'{s:.1f} s' for s in sorted({*lasting}))} at loads "
+        f"{', '.join(f'{x:g}' for x in plan.loads)}, until {clock_in(sum(lasting))} at the "
+        f"earliest -> {options.folder}"
+    )
+    return carry_out(plan, fleet, unit.capacity)
+
+
+def _report(
+    options: CompareOptions,
+    logs: Path,
+    manifest: dict[str, Any],
+    unit: Calibration | None,
+    played: Sequence[Played],
+    losses: Sequence[Loss],
+) -> bool:
+    """Writes and prints it; whether anything failed."""
+    objectives = options.objectives
+    if objectives is None and unit is not None:
+        objectives = unit.objectives(options.args.slo_multiple or 5.0)
+    notes = list(dict.fromkeys(n for r in played if (n := note_of(r.server)) is not None))
+    manifest |= {
+        "ended": _utc(),
+        "loadavg_after": machine()["loadavg"],
+        "notes": notes,
+        "warnings": [*manifest["warnings"], *notes],
+        "order": [r.job.name for r in played],
+        "servers": _described_servers(played),
+        "workloads": {
+            f"load{r.job.load:g}-seed{r.job.seed}": r.run.workload.sha256 for r in played
+        },
+        "objectives": None if objectives is None else asdict(objectives),
+        "share": options.args.share,
+    }
+    comparison = judged(played, losses, unit, manifest)
+    figures = write_comparison(options.folder, comparison)
+    if losses:
+        kept = shutil.copytree(logs, options.folder / "logs", dirs_exist_ok=True)
+        for loss in losses:
+            say(f"error: {loss.system} failed {loss.when}: {loss.reason}")
+        say(f"the servers' logs are kept in {kept}")
+    for warning in manifest["warnings"]:
+        say(f"note: {warning}")
+    with contextlib.suppress(OSError):  # the reader is gone
+        report = f"{as_text(comparison)}\n\n{options.folder}/report.html"
+        print(json.dumps(figures) if options.args.json else report)
+    runs = (r for p in comparison.points for r in planned_runs(p.runs))
+    return bool(losses) or any(r.verdict.word == FAILED for r in runs)
 
 
 def _described_servers(played: Sequence[Played]) -> dict[str, Any]:

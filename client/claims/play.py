@@ -19,7 +19,6 @@ from client.load.servers.processes import System, server_command
 from client.load.servers.stats import described, stats
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Speed, Traffic, closed_loop, open_loop
-from client.workloads.workload_file import Workload
 
 PARTS = ("traffic", "calm")
 CALM = 0.5  # of the length of the other runs
@@ -90,7 +89,9 @@ def play(
             traffic, length_s = (
                 (claim.traffic, seconds) if part == "traffic" else (claim.calm, CALM * seconds)
             )
-            workload = _workload(traffic, speed, length_s, seed, int(side == CONTROL))
+            # work for so long, whatever the load
+            count = traffic.load * speed.requests_per_s * length_s / max(traffic.load, 1.0)
+            workload = open_loop(traffic, speed, round(count), seed, int(side == CONTROL))
             title = f"{claim.policy}, {part}, seed {seed}, {side}"
             its = systems[POLICY if side == POLICY else BASELINE]
             run = fleet.play(its, workload, title, silence_s=_SILENCE_S)
@@ -120,9 +121,3 @@ def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
         system, fleet, workload, _WARM_S, _LEAST_TOKENS * ROWS, _SILENCE_S
     )
     return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
-
-
-def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int) -> Workload:
-    """Work for so long, whatever the load."""
-    count = traffic.load * speed.requests_per_s * seconds / max(traffic.load, 1.0)
-    return open_loop(traffic, speed, round(count), seed, copy)

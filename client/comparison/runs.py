@@ -23,7 +23,6 @@ from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError, System
 from client.load.servers.stats import handled, reset_stats, settled_stats
 from client.workloads.recipe import Recipe, make
-from client.workloads.words import Words
 from client.workloads.workload_file import Workload, write_workload
 
 CALIBRATION_SEED = 1_000_003
@@ -149,27 +148,19 @@ def carry_out(plan: Plan, fleet: Fleet, capacity: float) -> Iterator[Played]:
             fleet.server(system)  # lost now if it died in this run, which is kept
 
 
-def workload_of(
-    plan: Plan, load: float, seed: int, capacity: float, words: Words | None = None
-) -> Workload:
-    """The workload of a load and seed, the same for every system; kept as a file."""
-    rate = load * capacity
-    count = max(round(rate * plan.window_of(load)), 3)
-    workload = make(replace(plan.recipe, requests=count, rate=rate, seed=seed), words)
-    folder = plan.folder / "workloads"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"load{load:g}-seed{seed}.jsonl"
-    if not path.exists():
-        write_workload(workload, path)
-    return workload
-
-
 def _played(
     plan: Plan, job: Job, system: System, fleet: Fleet, capacity: float, title: str
 ) -> Played:
-    """One run, and the server's statistics of it."""
-    server = fleet.server(system)
-    workload = workload_of(plan, job.load, job.seed, capacity, fleet.words)
+    """One run, and the server's statistics of it. The workload of a load and seed, the same for
+    every system, is kept as a file."""
+    server, rate = fleet.server(system), job.load * capacity
+    count = max(round(rate * plan.window_of(job.load)), 3)
+    recipe = replace(plan.recipe, requests=count, rate=rate, seed=job.seed)
+    workload = make(recipe, fleet.words)
+    path = plan.folder / "workloads" / f"load{job.load:g}-seed{job.seed}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_workload(workload, path)
     settled_stats(server.target)
     reset_stats(server.target)
     # the live page shows together what has the same workload

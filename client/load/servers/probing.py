@@ -20,15 +20,16 @@ FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
 _TOKENS_S = 30.0
 
 
-def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S) -> Target:
-    """The target with streaming, and with responses of the requested length, counted token by
-    token, if the server can. Raises ServerError if it does not respond."""
-    if target.native:
+def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S, *, stream: bool = True) -> Target:
+    """The target, if wanted with streaming, and with responses of the requested length, counted
+    token by token, if the server can. Raises ServerError if it does not respond, so that a long
+    load is not sent in vain."""
+    if stream and target.native:
         return replace(target, stream=streams(target, timeout_s))
     silence = unreachable(target)
     if silence is not None:
         raise ServerError(silence)
-    return with_extras(target, timeout_s)
+    return with_extras(target, timeout_s) if stream else replace(target, stream=False)
 
 
 def streams(target: Target, timeout_s: float) -> bool:

@@ -13,7 +13,14 @@ from client.load.http.target import Target
 
 def stats(target: Target) -> dict[str, Any] | None:
     """``/stats`` of a native target; None if there is none."""
-    return _get(target, "/stats") if target.native else None
+    if not target.native:
+        return None
+    try:
+        answer = target.ask("GET", "/stats", timeout=30)
+        data = answer.json() if answer.status_code == 200 else None
+    except (requests.RequestException, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def reset_stats(target: Target) -> None:
@@ -71,12 +78,3 @@ def note_of(stats: dict[str, Any] | None) -> str | None:
 def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
     value = data.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _get(target: Target, path: str) -> dict[str, Any] | None:
-    try:
-        answer = target.ask("GET", path, timeout=30)
-        data = answer.json() if answer.status_code == 200 else None
-    except (requests.RequestException, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
