@@ -25,9 +25,8 @@ from client.load.servers.processes import (
 )
 from client.load.servers.stats import settled_stats
 from client.load.workers import Crew
-from client.workloads.prompts import lengths_are_chosen
+from client.workloads.prompts import Words, lengths_are_chosen
 from client.workloads.recipe import Recipe, make
-from client.workloads.words import Words
 from client.workloads.workload_file import Workload
 
 

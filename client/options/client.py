@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from client.load.play import SILENCE_S
 from client.options.rules import add_shape_options, completed, declare, recipe_from, refuse_given
-from client.workloads.prompts import lengths_are_chosen
+from client.workloads.prompts import Words, lengths_are_chosen
 from client.workloads.recipe import Recipe, make
-from client.workloads.words import Words
 from client.workloads.workload_file import Workload, read_workload, until
 
 RANGE_TOKENS = (1, 25, 100)

@@ -101,18 +101,15 @@ _SENT = """
     plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:csv,path=FILE (also azure,
     burstgpt, mooncake; with resample=true each seed plays other parts of it, as always in
     comparisons and searches for capacity) ({arrivals})
---output-tokens TEXT: {sizes} ({output_tokens})
---prompt-tokens TEXT: {sizes} ({prompt_tokens})
+--output-tokens TEXT: fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH |
+    lognormal:MEDIAN,SIGMA,LOW,HIGH | choice:1/25/100 ({output_tokens})
+--prompt-tokens TEXT: the same ({prompt_tokens})
 --prompts TEXT: words (each one token of the server's vocabulary) | request ('Request i') |
     shared:prefixes=4,tokens=128 (each begins with one of four texts) | sharegpt:FILE | lines:FILE
     ({prompts})
 --deferred-share SHARE: share of deferred requests, 0..1 ({deferred_share})
 --deadline-s SECONDS: deadline of a deferred request in seconds (none)
 """
-_SIZES = (
-    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
-    "choice:1/25/100"
-)
 
 
 def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
@@ -120,7 +117,7 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
 
     Those that are not given are None, so that `check` can find those without effect.
     """
-    declare(parser, _SENT.format(sizes=_SIZES, **asdict(defaults)), "what is sent")
+    declare(parser, _SENT.format(**asdict(defaults)), "what is sent")
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, calibrate_s: float) -> None:

@@ -2,21 +2,27 @@
 
 A process yields a sorted path of n times with mean rate 1; dividing by a rate gives any load on
 the same sample path, so that curves over load are smooth and policies can be paired (common
-random numbers). The two-level plan is in ``plan.py``. Independent of prompts, files and HTTP.
+random numbers). Independent of prompts, files and HTTP.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from client.workloads.plan import LoadPlan
 from client.workloads.spec import Count, Least0, Positive, build
 
 Times = npt.NDArray[np.float64]
+
+_GRID = 4096
+_ZIPF_STEPS = 1000
+Shape = Annotated[float, Field(ge=0.005, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,100 @@ def closed(users: Count = 8, think: Least0 = 0.0) -> Arrivals:
     next request comes, so slow servers are asked less (Schroeder et al., NSDI'06).
     """
     return Arrivals(lambda n, _: np.zeros(n), users=users, think=think)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """The two-level plan of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified
+    independently: an outer distribution divides n requests among g bins of equal width, an inner
+    one places them inside their bin. A wanted CV of the rate mixes the outer distribution with the
+    uniform one; a closed form gives the weight. ``docs/load.md`` derives it.
+
+    ``a1`` shapes the outer family: standard deviation of a Gaussian in units of the horizon,
+    exponent of a Zipf law; ``a2`` is the exponent of the inner one. ``cv_rate`` asks for a
+    burstiness; None leaves the outer family as it is.
+    """
+
+    level: Literal["low", "medium", "high"] | None = None
+    outer: Literal["uniform", "gaussian", "inv_gaussian", "zipf"] = "uniform"
+    inner: Literal["uniform", "zipf"] = "uniform"
+    bins: Count = 100
+    a1: Shape = 1.0
+    a2: Shape = 1.0
+    cv_rate: Least0 | None = None
+
+    def __post_init__(self) -> None:
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if self.level is not None and changed != ["level"]:
+            raise ValueError(f"{', '.join(changed[1:])} cannot be combined with level")
+
+    @property
+    def resolved(self) -> LoadPlan:
+        """The plan that a level means; itself otherwise."""
+        return self if self.level is None else PRESETS[self.level]
+
+    def shares(self, n: int, seed: np.random.SeedSequence) -> Times:
+        """The share of the requests that each bin is planned to hold: (bins,), sum 1."""
+        plan = self.resolved
+        pi = plan._outer_family(np.random.default_rng(_child(seed, 0)))
+        weight = plan._mixing_weight(pi)
+        return weight * pi + (1 - weight) / plan.bins
+
+    def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
+        """n sorted arrival times over a horizon of n mean gaps, every bin of it in use."""
+        plan = self.resolved
+        wanted = plan.shares(n, seed) * n
+        counts = np.floor(wanted).astype(np.int64)
+        missing = n - int(counts.sum())  # by largest remainder, so that they add up to n
+        counts[np.argsort(counts - wanted, kind="stable")[:missing]] += 1
+        rng = np.random.default_rng(_child(seed, 1))
+        inside = rng.random(n)
+        if plan.inner == "zipf":
+            # Jittered and over a fixed support, so that bursts lean to the front without ties.
+            mass = np.cumsum(np.arange(1, _ZIPF_STEPS + 1) ** -plan.a2)
+            step = np.searchsorted(mass, inside * mass[-1], side="right")
+            inside = (np.minimum(step, _ZIPF_STEPS - 1) + rng.random(n)) / _ZIPF_STEPS
+        times = np.repeat(np.arange(plan.bins), counts) + inside
+        times.sort()
+        return times * (n / plan.bins)
+
+    def _mixing_weight(self, pi: Times) -> float:
+        """Of the family beside the uniform one, so that ``cv_rate`` comes out."""
+        if self.cv_rate is None:
+            return 1.0
+        most = math.sqrt(max(self.bins * float(np.sum(pi**2)) - 1, 0.0))
+        if self.cv_rate > most * (1 + 1e-9):
+            raise ValueError(
+                f"cv_rate={self.cv_rate:g} is more than outer={self.outer}, a1={self.a1:g}, "
+                f"bins={self.bins} can give ({most:.3g}); raise a1 or bins, or take outer=zipf"
+            )
+        return min(self.cv_rate / most, 1.0) if most else 0.0
+
+    def _outer_family(self, rng: np.random.Generator) -> Times:
+        g = self.bins
+        if self.outer == "zipf":
+            ranked: Times = rng.permutation(np.arange(1, g + 1) ** -self.a1)
+            shares: Times = ranked / ranked.sum()
+            return shares
+        if self.outer == "uniform":
+            return np.full(g, 1 / g)
+        x = np.linspace(0, 1, _GRID + 1)
+        bell = np.exp(-((x - 0.5) ** 2) / (2 * self.a1**2))
+        density = bell if self.outer == "gaussian" else 1 - bell
+        cdf = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+        return np.diff(np.interp(np.linspace(0, 1, g + 1), x, cdf / cdf[-1]))
+
+
+PRESETS: dict[str, LoadPlan] = {
+    "low": LoadPlan(outer="inv_gaussian", a1=1.15, bins=15, cv_rate=0.1),
+    "medium": LoadPlan(outer="zipf", a1=1.15, cv_rate=0.5),
+    "high": LoadPlan(outer="zipf", a1=1.15, inner="zipf", a2=1.05, cv_rate=1.5),
+}
+
+
+def _child(seed: np.random.SeedSequence, key: int) -> np.random.SeedSequence:
+    """An independent stream; unlike ``spawn`` it is the same one each time it is asked for."""
+    return np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, key))
 
 
 _PROCESSES: dict[str, Callable[..., Arrivals | LoadPlan]] = {

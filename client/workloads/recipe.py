@@ -15,7 +15,9 @@ from client.workloads.arrivals import Arrivals, closed, horizon, parse_arrivals
 from client.workloads.lengths import draw, parse_sizes
 from client.workloads.prompts import (
     Prompts,
+    Words,
     block_prompts,
+    embedded_words,
     lengths_are_chosen,
     plain_prompts,
     shared_prompts,
@@ -23,7 +25,6 @@ from client.workloads.prompts import (
 )
 from client.workloads.spec import SpecError
 from client.workloads.traces import ROW, LoadTrace, read_trace
-from client.workloads.words import Words, embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
 _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", "seeds", "think")

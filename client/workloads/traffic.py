@@ -15,8 +15,7 @@ import numpy as np
 
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.lengths import draw, parse_sizes
-from client.workloads.prompts import TextMaker, words_of
-from client.workloads.words import embedded_words
+from client.workloads.prompts import TextMaker, embedded_words, words_of
 from client.workloads.workload_file import Request, Workload, seal
 
 _STREAMS = ("arrivals", "order", "calls", "prompts", "outputs", "texts", "seeds", "predictions")

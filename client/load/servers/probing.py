@@ -13,7 +13,7 @@ from client.load.http.dialects import EXTRAS, OpenAI
 from client.load.http.target import Target
 from client.load.live import say
 from client.load.servers.processes import ServerError, cause, unreachable
-from client.workloads.words import Words, embedded_words
+from client.workloads.prompts import Words, embedded_words
 from client.workloads.workload_file import Request
 
 FIRST_ANSWER_S = 120.0  # a model's first answer may be slow

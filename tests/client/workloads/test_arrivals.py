@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.workloads.arrivals import horizon, parse_arrivals
+from client.workloads.arrivals import LoadPlan, horizon, parse_arrivals
 from client.workloads.burstiness import describe, dispersion
-from client.workloads.plan import LoadPlan
 
 N = 40_000
 SEED = np.random.SeedSequence(11)

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from api.tgi.tokens import pieces_of
+from client.workloads.prompts import Words, embedded_words
 from client.workloads.recipe import Recipe, make
-from client.workloads.words import Words, embedded_words
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 

@@ -15,8 +15,8 @@ from client.load.http.dialects import Native, OpenAI, counted
 from client.load.http.target import parse_target
 from client.load.play import play
 from client.load.servers.probing import adapted, served_words
+from client.workloads.prompts import embedded_words
 from client.workloads.spec import SpecError
-from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request
 from tests.client.conftest import workload
 from tests.support.process import closed_at_end, serving
