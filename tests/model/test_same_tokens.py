@@ -7,6 +7,7 @@ In float64, so that what a row is batched with changes no token.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -18,21 +19,30 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from generate.modes import ModeName, make_ledger
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
-from requested import Sampling
+from requested import Constraint, Sampling
 from runtime.executor import Executor
+from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
 from tests.examples import examples
 from tests.model.peer import LogitsTap
 from tests.model.served import POLICIES, VOCAB, serve, small
+from tests.recalling import recall
+from text.tokenizer import Tokenizer
 
 BLOCKS = 24
 COMMON = [(5 * n + 1) % VOCAB for n in range(32)]  # two blocks that prompts may share
 PENALTIES = Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
+CONSTRAINTS = [
+    None, None,
+    *(Constraint("regex", of) for of in ("(ab|cd){2} fixed text [0-9]", "[a-f]{4}", "true|false")),
+]  # fmt: skip
 PATHS: dict[str, bool | None] = {"CPU": None, "GPU": False}
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[tuple[str, ModeName], Executor]:
+    table = {token: bytes([token + 30]) for token in range(1, VOCAB)} | {0: b"<end>"}
+    tokenizer = Tokenizer(lambda text: [byte - 30 for byte in text.encode()], table, [0])
     found: dict[tuple[str, ModeName], Executor] = {}
     for path, kernel in PATHS.items():
         rectangle, dynamic = (
@@ -41,6 +51,8 @@ def models() -> dict[tuple[str, ModeName], Executor]:
         )
         found |= {(path, "nobatch"): rectangle, (path, "static"): rectangle}
         found[path, "dynamic"] = dynamic
+    for model in found.values():
+        model.grammars = Grammars(lambda: tokenizer)
     return found
 
 
@@ -66,6 +78,7 @@ samplings = st.builds(
     end_ids=st.sampled_from([(), tuple(range(0, VOCAB, 9))]),
     logprobs=st.sampled_from([None, 2]),
     prompt_logprobs=st.sampled_from([None, 1]),
+    constraint=st.sampled_from(CONSTRAINTS),
 )
 asked = st.tuples(
     st.builds(
@@ -73,7 +86,7 @@ asked = st.tuples(
         st.sampled_from([0, 20, 32]),
         st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
     ),
-    st.integers(1, 8),
+    st.integers(1, 12),
     samplings,
     st.integers(0, 8),  # the step at which it arrives
 )
@@ -86,19 +99,20 @@ asked = st.tuples(
     limit=st.integers(1, 4),
     of=st.sampled_from(POLICIES),
     blocks=st.none() | st.integers(6, 9),
+    drafts=st.sampled_from([0, 2, 4]),
 )
-@example([([n] * 14, 12, PENALTIES, 0) for n in range(4)], {}, 4, POLICIES[2], 6)  # preempts
-@examples(12, 100)
+@example([([n] * 14, 12, PENALTIES, 0) for n in range(4)], {}, 4, POLICIES[2], 6, 0)  # preempts
+@examples(14, 100)
 def test_a_request_gets_the_tokens_and_logprobs_that_it_gets_alone(  # type: ignore[no-untyped-def]
-    models, path, work, left, limit, of, blocks
+    models, path, work, left, limit, of, blocks, drafts
 ) -> None:
-    """Over all settings, preemptions, departures and prefix hits. `left`: the requests that leave,
-    each with the step at which it does; they may have received fewer tokens."""
+    """Over all settings, constraints, drafts, preemptions, departures and prefix hits. `left`: the
+    requests that leave, each with the step at which it does, perhaps with fewer tokens."""
     mode, policy = of
     model, alone_by = models[path, mode], models["CPU", "dynamic"]
 
     def requests() -> list[Inference]:
-        return [Inference(*job, end_ids=frozenset(job[2].end_ids)) for job in work]
+        return [Inference(*job, end_ids=frozenset((0, *job[2].end_ids))) for job in work]
 
     alone = requests()
     for request in alone:
@@ -112,11 +126,14 @@ def test_a_request_gets_the_tokens_and_logprobs_that_it_gets_alone(  # type: ign
             )  # fmt: skip
         leaving = {at: [together[i] for i in left if left[i] == at and i < len(work)]
                    for at in left.values()}  # fmt: skip
-        serve(
-            model, together, policy, ledger,
-            mode=mode, rows=limit, lookahead=lookahead, leaving=leaving,
-            before=partial(poison, model, ledger) if mode == "dynamic" else lambda: None,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            recall([request.ids for request in alone], patch, VOCAB)
+            serve(
+                model, together, policy, ledger,
+                mode=mode, rows=limit, lookahead=lookahead, leaving=leaving,
+                drafts=drafts if mode == "dynamic" else 0,
+                before=partial(poison, model, ledger) if mode == "dynamic" else lambda: None,
+            )  # fmt: skip
         for i, (expected, found) in enumerate(zip(alone, together, strict=True)):
             assert not found.error
             pairs = list(zip(expected.ids, found.ids, strict=i not in left))
@@ -127,6 +144,9 @@ def test_a_request_gets_the_tokens_and_logprobs_that_it_gets_alone(  # type: ign
             if i not in left:
                 assert expected.end == found.end
                 assert len(expected.prompt_logprobs) == len(found.prompt_logprobs)
+            if (constraint := found.sampling.constraint) and found.end == "stop":
+                said = bytes(token + 30 for token in found.ids[found.prompt_tokens :] if token)
+                assert found.sampling.end_ids or re.fullmatch(constraint.text, said.decode())
 
 
 def test_in_dynamic_mode_logits_are_those_of_running_alone_to_the_last_bit() -> None:
