@@ -22,7 +22,6 @@ from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError, System
 from client.load.servers.stats import handled, reset_stats, settled_stats
-from client.workloads.prompts import Words
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, write_workload
 
