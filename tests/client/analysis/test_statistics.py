@@ -47,6 +47,10 @@ def test_intervals_are_those_of_scipy() -> None:
     wilson = stats.binomtest(176, 200).proportion_ci(method="wilson")
     pairs: list[tuple[Any, Any]] = [
         (mean_interval(x[:6].tolist()), stats.t.interval(0.95, 5, 2.5, stats.sem(x[:6]))),
+        (
+            mean_interval(x[:6].tolist(), skewed=True),
+            stats.t.interval(0.95, 4, 2.5, stats.sem(x[:6])),
+        ),
         (share_interval(176, 200), (wilson.low, wilson.high)),
         (slope(x, values), (fit.slope - half, fit.slope + half)),
     ]
@@ -73,6 +77,16 @@ def test_pairing_takes_out_what_both_sides_share() -> None:
     assert paired_ratio([1.0, math.inf], [1.0, 1.0]) is None
     assert paired_ratio([1.0], [0.0]) is None
     assert paired_ratio([], []) is None
+
+
+def test_intervals_of_latencies_hold_the_truth_although_these_are_skewed() -> None:
+    """Medians of waits that a common load makes long for both sides."""
+    rng, hits = np.random.default_rng(20), 0
+    for _ in range(1000):
+        load = rng.lognormal(0, 0.5, (6, 1))
+        a, b = (np.median(load * rng.exponential(mean, (6, 9)), axis=1) for mean in (1.0, 2.0))
+        hits += inside(paired_ratio(b.tolist(), a.tolist(), skewed=True), 2.0)
+    assert 0.92 <= hits / 1000 <= 0.98
 
 
 def inside(interval: Interval | None, truth: float) -> bool:
