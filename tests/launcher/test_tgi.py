@@ -30,7 +30,7 @@ def test_a_command_line_of_tgi_starts_what_it_means() -> None:
     )
 
 
-def test_the_launcher_and_the_server_each_get_their_options() -> None:
+def test_launcher_and_server_get_their_options_of_the_command_line_before_the_environment() -> None:
     launcher, server = read(
         ["--model-id", "random:gpt2", "--num-shard", "2", "--port=9000"],
         {"MAX_TOTAL_TOKENS": "700", "JSON_OUTPUT": "true", "EB_MAX_WAITING": "9"},
@@ -38,9 +38,6 @@ def test_the_launcher_and_the_server_each_get_their_options() -> None:
     assert (launcher.shards, launcher.mode) == (2, "dynamic")
     assert (server.model, server.port, server.policy) == ("random:gpt2", 9000, "tgi")
     assert (server.max_total_tokens, server.log_format, server.max_waiting) == (700, "json", 9)
-
-
-def test_the_command_line_wins_over_the_environment() -> None:
     launched = tgi.from_args(["--max-total-tokens", "10"])
     variables = {"MAX_TOTAL_TOKENS": "20", "MODEL_ID": "gpt2"}
     assert tgi.from_environment(variables, launched) == ["--model", "gpt2"]

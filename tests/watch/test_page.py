@@ -9,10 +9,7 @@ import pytest
 import requests
 from playwright.sync_api import Page, Route
 
-from tests.support.process import PATIENCE_S, ROOT, Server, serving
-
-PAGE_BYTES = 150 * 1024
-
+from tests.support.process import PATIENCE_S, Server, serving
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -130,20 +127,3 @@ def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
     held[0].continue_()
     page.evaluate("Promise.all(shown)")
     assert page.inner_text("#detail") == shown
-
-
-def test_the_page_is_small_fits_the_screen_and_loads_nothing_from_elsewhere(
-    page: Page, watched: Server
-) -> None:
-    loaded: list[str] = []
-    page.on("request", lambda request: loaded.append(request.url))
-    for tab in ("live", "modes"):
-        opened(page, watched, tab)
-        page.reload()
-        page.wait_for_selector(".panel" if tab == "modes" else "#canvas")
-        for width in (390, 800, 1280):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert all(url.startswith((watched.url, "data:")) for url in loaded)
-    files = [path for path in (ROOT / "watch" / "page").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= PAGE_BYTES
