@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.blocks import Ledger
+from engine.inference import Inference
+from requested import Sampling
 from seams import Advance
 
 BLOCK, BUDGET = 4, 24
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request as the ledger sees one."""
-
-    id: int
-    ids: list[int]
-    max_tokens: int
-    salt: str = ""
-    group: int = 0
-    computed: int = 0
-    prompt_tokens: int = field(init=False)
-    resident: bool = False
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.ids)
-
-    @property
-    def known(self) -> int:
-        return len(self.ids)
-
-    @property
-    def generated(self) -> int:
-        return len(self.ids) - self.prompt_tokens
-
-    @property
-    def hit_limit(self) -> int:
-        return len(self.ids) - 1
-
-
 class Books(RuleBasedStateMachine):
-    """Sequences of two tokens and two owners, so that many begin alike. `held` is what a model that
+    """Requests of two tokens and two owners, so that many begin alike. `held` is what a model that
     obeys the ledger would find in each position of each block, and whose it is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(BUDGET, BLOCK, growth_tokens=3, prefix_caching=True)
-        self.residents: list[Sequence] = []
+        self.residents: list[Inference] = []
         self.tables: dict[int, list[int]] = {}
         self.held: dict[tuple[int, int], tuple[str, *tuple[int, ...]]] = {}
         self.count = 0
@@ -71,14 +42,15 @@ class Books(RuleBasedStateMachine):
         new = []
         for prompt in prompts:
             self.count += 1
-            new.append(Sequence(self.count, prompt, further, salt))
+            new.append(Inference(prompt, further, Sampling(), 0.0, salt=salt))
+            new[-1].id = self.count
         leaving = self.residents[:releasing]
-        fit = self.ledger.fit(new, leaving)  # type: ignore[arg-type]
+        fit = self.ledger.fit(new, leaving)
         for sequence in leaving:
             self.release(sequence)
-        assert self.ledger.fit(new) == fit  # type: ignore[arg-type]
-        shown = [self.ledger.hit_tokens(s) for s in new[:fit]]  # type: ignore[arg-type]
-        hits = self.ledger.open(new[:fit])  # type: ignore[arg-type]
+        assert self.ledger.fit(new) == fit
+        shown = [self.ledger.hit_tokens(s) for s in new[:fit]]
+        hits = self.ledger.open(new[:fit])
         assert shown == hits
         self.learn()
         for sequence, hit_tokens in zip(new[:fit], hits, strict=True):
@@ -92,7 +64,7 @@ class Books(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.integers(0, 1))
     def advance(self, data: st.DataObject, token: int) -> None:
         sequence = data.draw(st.sampled_from(self.residents))
-        step = Advance(sequence, sequence.known - sequence.computed)  # type: ignore[arg-type]
+        step = Advance(sequence, sequence.known - sequence.computed)
         trial = self.ledger.trial()
         if not trial.take(step):
             self.release(sequence)
@@ -105,22 +77,23 @@ class Books(RuleBasedStateMachine):
             place = table[position // BLOCK], position % BLOCK
             self.held[place] = sequence.salt, *sequence.ids[: position + 1]
         sequence.computed = sequence.known
-        self.ledger.share(sequence, sequence.computed)  # type: ignore[arg-type]
+        self.ledger.share(sequence, sequence.computed)
         if sequence.generated == sequence.max_tokens - 1:
             self.release(sequence)
         else:
             sequence.ids.append(token)
+            sequence.known += 1
 
-    def release(self, sequence: Sequence) -> None:
-        free = self.ledger.freed([sequence])  # type: ignore[list-item]
+    def release(self, sequence: Inference) -> None:
+        free = self.ledger.freed([sequence])
         before = self.ledger.used
-        self.ledger.release(sequence)  # type: ignore[arg-type]
-        self.ledger.forget(sequence)  # type: ignore[arg-type]
+        self.ledger.release(sequence)
+        self.ledger.forget(sequence)
         assert self.ledger.used == before - free
         self.residents.remove(sequence)
         del self.tables[sequence.id]
 
-    def reads_its_own_prefix(self, sequence: Sequence) -> None:
+    def reads_its_own_prefix(self, sequence: Inference) -> None:
         for position in range(sequence.computed):
             place = self.tables[sequence.id][position // BLOCK], position % BLOCK
             assert self.held[place] == (sequence.salt, *sequence.ids[: position + 1])

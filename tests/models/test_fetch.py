@@ -81,13 +81,11 @@ def test_another_package_of_that_name_is_refused(listed: Listed, tmp_path: Path)
     assert not list((tmp_path / "cache").iterdir())  # nothing half done is kept
 
 
-def located(
-    repository: str, address: str, home: Path, program: str = PROGRAM, **settings: str
-) -> subprocess.CompletedProcess[str]:
+def located(repository: str, address: str, home: Path) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's library reads its settings once."""
-    own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **settings}
+    own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run(
-        [sys.executable, "-c", program, repository],
+        [sys.executable, "-c", PROGRAM, repository],
         env={**os.environ, **own},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

@@ -100,7 +100,8 @@ def test_every_linear_layer_stays_quantised_and_is_that_of_the_gguf_package(
             layer = own[name]
             assert isinstance(layer, BlockLinear), name
             assert layer.kind == ("q8_0" if is_rounded else kind.lower())
-            assert torch.allclose(layer.dequantised(), expected(module.weight), atol=1e-6), name
+            error = (layer.dequantised() - expected(module.weight)).abs().max()
+            assert error <= (0 if is_rounded else 1e-6), name
             assert torch.equal(layer.panels, by_chunks[name].panels), name
     tokens = torch.tensor([3, 0, 306])
     assert torch.allclose(whole.wte(tokens), expected(plain.wte.weight)[tokens], atol=1e-6)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.models.tokenizer_files import byte_level
 from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
 from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
@@ -18,7 +18,6 @@ from text.special_tokens import read_names
 from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
 
-SPECIALS = ["<|start|>", "<|end|>"]
 TEMPLATE = """\
 {%- for message in messages %}
     {%- if message.role == 'system' and not loop.first %}
@@ -31,12 +30,7 @@ TEMPLATE = """\
 
 
 def hub_tokenizer() -> HubTokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    hub = HubTokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hub.decoder = decoders.ByteLevel()
-    hub.add_special_tokens(SPECIALS)
-    return hub
+    return HubTokenizer.from_str(json.dumps(byte_level(["<|start|>", "<|end|>"])))
 
 
 @pytest.fixture

@@ -11,37 +11,23 @@ import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 from transformers import GPT2Tokenizer
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
+from tests.models.tokenizer_files import TOKENIZERS
 from tests.support.hash_app import byte_tokenizer
 from tests.text.strings import c_calls
 from text.tokenizer import Detokenizer, EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
-TEXTS = [
-    "def f(x):\n    return x + 1\n",
-    "naïve café 😀 東京",
-    "the cat the cat the cat",
-    "  \t\n ",
-] * 9
+TEXT = "def f(x):\n    return x + 1 # the cat\n"
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
-def train_hub_tokenizer() -> HubTokenizer:
-    hub = HubTokenizer(models.BPE())
-    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hub.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[END_OF_TEXT],
-        show_progress=False,
-    )
-    hub.train_from_iterator(TEXTS, trainer)
-    return hub
+def hub_of(name: str) -> HubTokenizer:
+    return HubTokenizer.from_str(json.dumps(TOKENIZERS[name]()))
 
 
 def save(hub: HubTokenizer, folder: Path, kind: str = "tokenizer.json", **files: Any) -> None:
@@ -59,7 +45,7 @@ def save(hub: HubTokenizer, folder: Path, kind: str = "tokenizer.json", **files:
 
 @pytest.fixture(scope="module")
 def hub() -> HubTokenizer:
-    return train_hub_tokenizer()
+    return hub_of("gpt2, OpenAI")
 
 
 @pytest.fixture(scope="module", params=["tokenizer.json", "vocab.json", VOCABULARY_FILE])
@@ -82,12 +68,9 @@ def test_text_survives_the_way_to_ids_and_back(tokenizer: Tokenizer, text: str) 
 
 
 @pytest.fixture(scope="module")
-def composing(hub: HubTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """As Qwen's."""
-    normalizing = HubTokenizer.from_str(hub.to_str())
-    normalizing.normalizer = normalizers.NFC()
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("composing")
-    save(normalizing, folder)
+    save(hub_of("qwen"), folder)
     return load_tokenizer(str(folder))
 
 
@@ -143,7 +126,7 @@ OTHER_ID = 7
 def test_a_checkpoints_own_files_say_which_tokens_end_a_text(
     tmp_path: Path, files: dict[str, object], ends: list[int | str]
 ) -> None:
-    hub = train_hub_tokenizer()
+    hub = hub_of("gpt2, OpenAI")
     hub.add_special_tokens([END_OF_TURN])
     save(hub, tmp_path, "tokenizer.json", **files)
     found = load_tokenizer(str(tmp_path)).end_ids
@@ -197,7 +180,7 @@ def test_a_text_that_makes_the_library_panic_is_an_error_of_that_text() -> None:
 
 def test_random_models_are_read_with_the_embedded_vocabulary_and_others_are_refused() -> None:
     random, embedded = load_tokenizer("random:gpt2-medium"), load_tokenizer("embedded")
-    assert random.encode(TEXTS[0]) == embedded.encode(TEXTS[0])
+    assert random.encode(TEXT) == embedded.encode(TEXT)
     assert random.token_bytes(50_000).decode() == "<|50000|>"
     for model in ("no-such-folder", "random:gpt5", "random:"):
         with pytest.raises(VocabularyError, match="gpt2-medium"):
@@ -210,7 +193,7 @@ def test_where_a_file_cannot_be_read_those_beside_it_are(
 ) -> None:
     save(hub, tmp_path, "vocab.json")
     (tmp_path / "tokenizer.json").write_text(content)
-    assert load_tokenizer(str(tmp_path)).encode(TEXTS[0]) == hub.encode(TEXTS[0]).ids
+    assert load_tokenizer(str(tmp_path)).encode(TEXT) == hub.encode(TEXT).ids
     assert "vocab.json is read in its place" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
     with pytest.raises(VocabularyError, match="is Qwen2Tokenizer; allowed without"):
@@ -234,20 +217,21 @@ def test_files_from_before_tokenizer_json_are_read_as_transformers_reads_them(
     theirs, ours = GPT2Tokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))
     text = f"the cat<pad>{END_OF_TEXT} the <word>!"
     assert ours.encode_template(text) == theirs.encode(text)
-    assert ours.special_ids == {END_OF_TEXT: 0, "<pad>": size}
-    assert set(ours.encode(text)) & {0, size, size + 1} == {size + 1}
+    end = hub.token_to_id(END_OF_TEXT)
+    assert ours.special_ids == {END_OF_TEXT: end, "<pad>": size}
+    assert set(ours.encode(text)) & {end, size, size + 1} == {size + 1}
 
 
 def test_tokens_without_a_row_in_the_network_are_text(hub: HubTokenizer, tmp_path: Path) -> None:
     """Of other modalities, and pads for which the network was not resized."""
-    rows = hub.get_vocab_size()
-    wider = train_hub_tokenizer()
+    rows, end = hub.get_vocab_size(), hub.token_to_id(END_OF_TEXT)
+    wider = hub_of("gpt2, OpenAI")
     wider.add_special_tokens(["<image>"])
     wider.add_tokens([AddedToken("[WORD]", normalized=False)])
-    save(wider, tmp_path, config={"eos_token_id": 0, "vocab_size": rows})
+    save(wider, tmp_path, config={"eos_token_id": end, "vocab_size": rows})
     tokenizer, text = load_tokenizer(str(tmp_path)), f"a <image>[WORD] {END_OF_TEXT}"
     assert tokenizer.vocab_size == len(tokenizer.spellings) == rows
-    assert tokenizer.special_ids == {END_OF_TEXT: 0}
+    assert tokenizer.special_ids == {END_OF_TEXT: end}
     assert max(tokenizer.encode(text)) < rows
     assert tokenizer.encode_template(text) == hub.encode(text).ids
 
@@ -272,3 +256,47 @@ def test_folders_without_a_vocabulary_of_bytes_are_refused(
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(VocabularyError, match=reason):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.fixture(params=["llama 2", "mistral 3", "gemma"])
+def sentencepiece(request: pytest.FixtureRequest) -> HubTokenizer:
+    """With a space before every text, before the first text, before none; without Gemma's runs of
+    blanks, which are tokens before any flag is looked at."""
+    fields = TOKENIZERS[request.param]()
+    fields["added_tokens"] = [added for added in fields["added_tokens"] if added["special"]]
+    return HubTokenizer.from_str(json.dumps(fields))
+
+
+def loaded(hub: HubTokenizer, folder: Path, **config: object) -> Tokenizer:
+    save(hub, folder, generation_config=config)
+    return load_tokenizer(str(folder))
+
+
+def test_an_end_that_is_no_special_token_of_its_file_is_one_here(
+    sentencepiece: HubTokenizer, tmp_path: Path
+) -> None:
+    sentencepiece.add_tokens([AddedToken("<end>", special=False)])
+    end = sentencepiece.token_to_id("<end>")
+    assert end is not None
+    tokenizer = loaded(sentencepiece, tmp_path, eos_token_id=end)
+    assert end not in tokenizer.encode("a<end>b")
+    assert tokenizer.encode_template("a<end>").count(end) == 1
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_tokens_of_a_template_take_the_blanks_that_their_flags_name(
+    sentencepiece: HubTokenizer, flag: str, tmp_path: Path
+) -> None:
+    """As Phi-3's and masks do."""
+    flags = {flag: True, "normalized": False}
+    sentencepiece.add_special_tokens([AddedToken("<|user|>", **flags), "<|end|>"])
+    sentencepiece.add_tokens([AddedToken("<mask>", **flags)])
+    tokenizer = loaded(sentencepiece, tmp_path)
+    for text in (
+        "a \n <|user|> \n b <mask> <|end|> c", "<|user|>  <|user|>", "x<|user|> <|user|>y <|user|>",
+        "<|end|> <|user|> <|end|>", " <|user|> ", "_<mask>  <mask>é", "a<|user|>b<|end|>",
+    ):  # fmt: skip
+        expected = sentencepiece.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode_template(text) == expected
+    shielded = tokenizer.shield(" <|user|> ")
+    assert tokenizer.encode_template(f"a{shielded}") == tokenizer.encode("a <|user|> ")
