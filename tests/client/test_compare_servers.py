@@ -7,13 +7,13 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from client.load.machine import ROOT
 from client.load.servers.processes import COMPARED
@@ -83,22 +83,6 @@ def test_the_command_compares_the_three_modes_and_writes_what_is_documented(tmp_
     assert {said["model"]["name"] for said in manifest["servers"].values()} == {"embedded"}
 
 
-def measured_something(output: Iterable[str]) -> str:
-    """Reads the output until it mentions a second run."""
-    told = ""
-    for text in output:
-        told += text
-        if "[2/" in told:
-            break
-    return told
-
-
-def started_by(process: subprocess.Popen[str], told: str) -> list[psutil.Process]:
-    servers = psutil.Process(process.pid).children(recursive=True)
-    assert len(servers) >= 2, f"gunicorn and its worker are expected: {told}"
-    return servers
-
-
 def none_is_left(servers: Sequence[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(servers, timeout=60)
     assert not alive
@@ -107,20 +91,10 @@ def none_is_left(servers: Sequence[psutil.Process]) -> None:
 ENDLESS = ("--modes", "dynamic", "--seeds", "500", "--numsamples", "3")
 
 
-def test_ctrl_c_reports_what_was_measured_and_leaves_no_process(tmp_path: Path) -> None:
-    with running(*compare(tmp_path, *ENDLESS)) as process:
-        assert process.stderr is not None
-        told = measured_something(process.stderr)
-        servers = started_by(process, told)
-        process.send_signal(signal.SIGINT)
-        out, rest = process.communicate()
-    assert process.returncode == 130, told + rest
-    assert "report.html" in out
-    assert rows(tmp_path / "requests.csv")
-    none_is_left(servers)
-
-
-def test_so_does_a_terminal_that_is_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [False, True], ids=["Ctrl-C", "a terminal that is closed"])
+def test_an_interrupt_reports_what_was_measured_and_leaves_no_process(
+    tmp_path: Path, closed: bool
+) -> None:
     ours, theirs = os.openpty()
     command = ("setsid", "--ctty", *compare(tmp_path, *ENDLESS))
     with (
@@ -128,10 +102,24 @@ def test_so_does_a_terminal_that_is_closed(tmp_path: Path) -> None:
         running(*command, terminal=theirs) as process,
     ):
         os.close(theirs)
-        told = measured_something(screen)
-        servers = started_by(process, told)
-        screen.close()
+        told = ""
+        for line in screen:
+            told += line
+            if "[2/" in told:  # a second run
+                break
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert len(servers) >= 2, f"gunicorn and its worker are expected: {told}"
+        if closed:
+            screen.close()
+        else:
+            os.write(ours, b"\x03")
+            with contextlib.suppress(OSError):  # the end of what is on the screen
+                for line in screen:
+                    told += line
         process.wait()
+    if not closed:
+        assert process.returncode == 130, told
+        assert "report.html" in told
     assert rows(tmp_path / "requests.csv")
     assert (tmp_path / "report.html").exists()
     none_is_left(servers)

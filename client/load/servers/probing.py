@@ -29,7 +29,7 @@ def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S, *, stream: bool =
     silence = unreachable(target)
     if silence is not None:
         raise ServerError(silence)
-    return with_extras(target, timeout_s) if stream else replace(target, stream=False)
+    return replace(with_extras(target, timeout_s), stream=stream)
 
 
 def streams(target: Target, timeout_s: float) -> bool:

@@ -69,7 +69,9 @@ def test_only_the_extras_that_a_server_accepts_are_used() -> None:
         return (400, {"error": "ignore_eos is not known"}) if b"ignore_eos" in body else (200, {})
 
     server = closed_at_end(ScriptedUpstream(answers=answer).start())
-    some = adapted(parse_target(f"openai+{server.url}?model=m"))
+    named = parse_target(f"openai+{server.url}?model=m")
+    some, whole = adapted(named), adapted(named, stream=False)
+    assert (some.stream, whole) == (True, replace(some, stream=False))
     assert isinstance(some.dialect, OpenAI)
     assert some.dialect.extras == ("continuous_usage_stats",)
     body = some.dialect.body(Request(0.0, "p", 1, 7, "immediate", None, 9), stream=True)
