@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5726,
     "scheduling": 2481,
-    "tests": 30550,
+    "tests": 30512,
     "text": 2035,
     "others": 8673,
 }
 PRODUCT_LINES = 42276  # all but tests, benchmarks and client
-SHORT_FILES = 53
+SHORT_FILES = 54
 LONG_FUNCTIONS = 14
 REPEATED_CLASS_NAMES = 58  # names that two classes outside the tests have
 
