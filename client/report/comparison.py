@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from pydantic import TypeAdapter
 
 from client.analysis.comparison.headline import headline
@@ -36,6 +35,7 @@ from client.report.tables import (
     control_text,
     limit_table,
     pair_table,
+    rendered,
     server_table,
 )
 from client.report.words import contained
@@ -96,7 +96,7 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
         writer.writerows(rows)
     (folder / "manifest.json").write_text(json.dumps(c.manifest, indent=1) + "\n")
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
-    _write_page(folder / "report.html", c)
+    (folder / "report.html").write_text(_page(c), encoding="utf-8")
     return figures
 
 
@@ -192,13 +192,10 @@ def as_text(c: Comparison) -> str:
     return "\n\n".join(["\n".join([table, *marked]), "\n".join([*_controls(c), *_sentences(c)])])
 
 
-def _write_page(path: Path, c: Comparison) -> None:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+def _page(c: Comparison) -> str:
     gates = [(r.job.name, g.name, g.verdict, g.found) for r in c.results for g in r.verdict.gates]
-    page = environment.get_template("comparison.html.j2").render(
+    return rendered(
+        "comparison.html.j2",
         c=c,
         words=SEVERITY,
         front=FRONT,
@@ -209,7 +206,6 @@ def _write_page(path: Path, c: Comparison) -> None:
         manifest=json.dumps(c.manifest, indent=1),
         **(_of_points(c) if c.points else {}),
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def _of_points(c: Comparison) -> dict[str, Any]:

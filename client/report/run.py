@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from client.analysis.figures import LATENCIES, Figure
 from client.analysis.gates import SATURATED, RunVerdict, judge, void_of
@@ -15,8 +17,9 @@ from client.analysis.metrics import Objectives, RunFigures, measure
 from client.load.deferred import Job
 from client.load.records import RUNS, RawError, Run, read_raw, write_raw, write_requests
 from client.load.servers.stats import described
-from client.report.tables import VOID, Table, server_table
+from client.report.tables import VOID, Table, rendered, server_table
 from client.report.words import bounded
+from client.workloads.spec import said
 from client.workloads.workload_file import write_workload
 
 
@@ -54,12 +57,24 @@ def judged(run: Run, facts: Facts) -> OneRun:
 
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
-    stats, verdict = one.facts.server, one.verdict
-    lines = [_latency_table(one).as_text(), ""]
-    lines += _lines(one)
-    own = _server_line(stats)
-    lines += [own] if own else []
-    return "\n".join([*lines, f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}"])
+    own = server_table([("", [one.facts.server or {}])], "")
+    return rendered(
+        "run.txt.j2",
+        run=one.run,
+        m=one.measured,
+        job=one.facts.job,
+        verdict=one.verdict,
+        latencies=_latency_table(one),
+        server=described(one.facts.server),
+        own=[" ".join(row) for row in own.rows if row[0] in _TOLD],
+        mark=partial(_mark, one),
+    )
+
+
+_TOLD = (
+    "output tokens per busy second", "latency per token, mean", "rows in an iteration, mean",
+    "output tokens",
+)  # fmt: skip
 
 
 def _checks(one: OneRun) -> str:
@@ -68,15 +83,6 @@ def _checks(one: OneRun) -> str:
     table = Table(("check", "verdict", "found"), gates, left=3)
     shared = one.facts.environment.get("sharing", "")  # which a run from before may lack
     return "\n".join([table.as_text(), "", f"tokens: {one.run.counted}", *[shared] * bool(shared)])
-
-
-def _server_line(stats: dict[str, Any] | None) -> str | None:
-    """The original's figures in one line; None where the server has none."""
-    table = server_table([("", [stats or {}])], "")
-    wanted = ("output tokens per busy second", "latency per token, mean",
-              "rows in an iteration, mean", "output tokens")  # fmt: skip
-    facts = [" ".join(row) for row in table.rows if row[0] in wanted]
-    return "/stats: " + "; ".join(facts) if facts else None
 
 
 _AS_NAMED = (
@@ -133,12 +139,9 @@ def read_run(folder: Path) -> OneRun:
     WorkloadError."""
     for about, run in read_raw(folder):
         try:
-            goal, job = about["objectives"], about["job"]
-            about["objectives"] = None if goal is None else Objectives(**goal)
-            about["job"] = None if job is None else Job(**job)
-            facts = Facts(**{field.name: about[field.name] for field in fields(Facts)})
-        except (LookupError, TypeError) as error:
-            raise RawError(f"{folder / RUNS}: not the run of a client: {error!r}") from None
+            facts = TypeAdapter(Facts).validate_python(about)
+        except ValidationError as error:
+            raise RawError(f"{folder / RUNS}: not the run of a client: {said(error)}") from None
         return judged(run, facts)
     raise RawError(f"{folder / RUNS}: contains no run")
 
@@ -163,39 +166,6 @@ def _latency_table(one: OneRun) -> Table:
 
 def _mark(one: OneRun, figure: str) -> str:
     return "" if void_of(one.verdict.voids, figure) is None else VOID
-
-
-def _lines(one: OneRun) -> list[str]:
-    run, m, job = one.run, one.measured, one.facts.job
-    lines = [
-        f"server: {described(one.facts.server) or 'unknown, since no /stats were read'}",
-        f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
-        f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
-        f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
-        f"{m.throughput:.1f}{_mark(one, 'throughput')} output tokens/s in the window",
-    ]
-    if any(m.latencies[name].size for name in ("ttft", "e2e")):
-        lines.append(
-            "[ ]: 95 % intervals, as if requests were independent; ∞ where n is too small for a "
-            "bound"
-        )
-    if run.interrupted:
-        lines.append(f"{run.interrupted}: figures are of what was measured before")
-    if run.workload.users is not None:
-        lines.append(f"closed loop of {run.workload.users} users: no intended times")
-    if not run.streamed:
-        lines.append("responses were not streamed: the server reported TTFT, and there is no ITL")
-    if m.goodput is not None and m.attained is not None:
-        goodput = f"{m.goodput:.3g}{_mark(one, 'goodput')}"
-        lines.append(f"goodput {goodput} requests/s: {m.attained:.1%} of them met all objectives")
-    if m.deferred:
-        lines.append(f"deferred: {m.deadlines_met} of {m.deferred} met their deadline")
-    if job is not None:
-        lines.append(job.line())
-    if one.verdict.voids:
-        void = one.verdict.voids[-1]
-        lines.append(f"{VOID} void: {void.reason}; {void.remedy}")
-    return lines
 
 
 def _finite(value: float | None) -> float | str | None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from client.analysis.comparison.results import Headline, Loss, Pair
 from client.analysis.comparison.summary import TAIL, Point, mean_of, stated, tail_of
@@ -17,6 +20,15 @@ from client.report.words import ratio_text, seconds
 
 VOID = "*"  # marks a void figure
 _COUNT = "unfinished"  # is shown for runs whose figures are not usable, too
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A report from its template."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=".html" in template, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(template).render(values)
 
 
 @dataclass(frozen=True, slots=True)
