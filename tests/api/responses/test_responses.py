@@ -1,12 +1,13 @@
-"""`/v1/responses` in this process: its events, conversations, refusals and stored responses."""
+"""`/v1/responses` in this process: its events, conversations, refusals and stored responses. What
+models write before they answer, in chats and in TGI's API, too."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from flask.testing import FlaskClient
@@ -18,12 +19,15 @@ from api.openai.fields.messages import MOST_MESSAGES
 from api.responses.shapes import ArgumentsDelta
 from api.responses.stored.events import EventLogs, encoded
 from serving.config import Config
-from tests.api.conftest import TWO, Says, held_at, serving
-from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
-from tests.support.openai_calls import alike, chat, is_error
+from tests.api.conftest import TWO, Says, held_at, saying, serving
+from tests.api.openai.test_tools import ADDING, CALL, PARIS
+from tests.api.openai.test_tools import TOOLS as OF_CHAT
+from tests.support.dialects import TGI, Json
+from tests.support.dialects import ask as ask_any
+from tests.support.openai_calls import CHAT, alike, calls_of, chat, chunks, is_error
+from tests.support.openai_calls import both as both_chats
 from tests.support.process import eventually
 
-Json = dict[str, Any]
 OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
 
 
@@ -152,10 +156,7 @@ def test_a_response_is_stored_before_its_last_event_and_its_keys_alone(store: Fl
 
 # --- functions, on a model that answers what the test wants ----------------------------------
 
-TOOLS: list[Json] = [
-    {"type": "function", **WEATHER["function"]},
-    {"type": "function", "name": "add"},
-]
+TOOLS: list[Json] = [{"type": "function", **tool["function"]} for tool in OF_CHAT]
 
 
 ANSWERS: list[tuple[str, list[tuple[str, str]]]] = [
@@ -366,3 +367,93 @@ def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Path) -> Non
             pass
         assert "--max-stored-bytes" in is_error(answer, 413)
         respond(client)
+
+
+# the parts of Qwen3's template that concern reasoning
+TEMPLATE = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if tools %}<tool_call>{% endif %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+THOUGHT = "Is it <b>?\n\nIt is."
+BEFORE = f"<think>\n{THOUGHT}\n</think>\n\n"
+
+
+def reasoning(folder: Path, kind: Literal["apart", "text"] = "apart") -> Config:
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return Config(mode="dynamic", model=str(folder), served_model_name="embedded", reasoning=kind)
+
+
+@pytest.fixture(scope="module")
+def thinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Says]:
+    with saying(reasoning(tmp_path_factory.mktemp("thinks"))) as says:
+        yield says
+
+
+@pytest.mark.parametrize(
+    ("answer", "content", "calls"), [("Fine.", "Fine.", []), (CALL, None, [("weather", PARIS)])]
+)
+def test_reasoning_is_apart_from_the_answer_streamed_or_not(
+    thinks: Says,
+    answer: str,
+    content: str | None,
+    calls: list[tuple[str, str]],
+) -> None:
+    thinking = thinks(BEFORE + answer)
+    whole = both_chats(thinking, CHAT, tools=OF_CHAT, logprobs=True, seed=1)
+    (choice,) = whole["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == (THOUGHT, content)
+    assert calls_of(message) == calls
+    tokens = bytes(byte for token in choice["logprobs"]["content"] for byte in token["bytes"])
+    assert tokens.decode().strip() == answer
+    details = whole["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
+    deltas = [part["choices"][0]["delta"] for part in chunks(thinking, CHAT, tools=OF_CHAT)]
+    kinds = ["reasoning_content" in delta for delta in deltas if delta.get("role") is None]
+    assert kinds == sorted(kinds, reverse=True), "all of it comes first"
+
+
+def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says) -> None:
+    thinking = thinks(BEFORE + CALL)
+    whole = respond(thinking, tools=TOOLS)
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "function_call"]
+    assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
+    last = both(thinks(BEFORE + "Fine."), seed=1)
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
+    details = last["usage"]["output_tokens_details"]
+    assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
+    parts = [e for e in events(thinking, seed=1) if e.get("output_index") == 0]
+    kinds = [event["type"].removeprefix("response.") for event in parts]
+    assert kinds[:2] == ["output_item.added", "content_part.added"]
+    assert kinds[-3:] == ["reasoning_text.done", "content_part.done", "output_item.done"]
+    assert set(kinds[2:-3]) == {"reasoning_text.delta"}
+
+    def counted(items: list[Json]) -> int:
+        user = {"role": "user", "content": "x"}
+        tokens: int = respond(thinking, input=[user, *items, user])["usage"]["input_tokens"]
+        return tokens
+
+    sent = last["output"]
+    assert counted(sent) - counted(sent[1:]) == len(BEFORE)
+
+
+def test_where_it_is_asked_for_the_text_stays_as_it_is(thinks: Says, tmp_path: Path) -> None:
+    with saying(reasoning(tmp_path, "text")) as says:
+        for answer, calls in (("Fine.", []), (CALL, [("weather", PARIS)])):
+            message = chat(says(BEFORE + answer), tools=OF_CHAT)["choices"][0]["message"]
+            assert "reasoning_content" not in message
+            assert message["content"].strip() == (BEFORE if calls else BEFORE + answer).strip()
+            assert calls_of(message) == calls
+    told = chat(thinks(BEFORE + "Fine."), chat_template_kwargs={"enable_thinking": False})
+    assert told["choices"][0]["message"]["content"] == BEFORE + "Fine.", "the prompt has closed it"
+    told = ask_any(thinks(BEFORE + CALL), TGI, tokens=200).get_json()
+    assert told["generated_text"] == BEFORE + CALL, "in TGI's API, too"
