@@ -101,11 +101,8 @@ def test_a_file_expires_when_its_client_or_else_the_operator_chose(store: FlaskC
     "body",
     [
         b"",
-        b"no form at all",
-        PURPOSE,
         PURPOSE + part("file", b"cut off", "f")[:-4],
         PURPOSE + END,
-        PURPOSE + part("file", b"a field, no file") + END,
         part("purpose", b"b" * 2000) + END,
         b"".join(part(f"field{i}", b"") for i in range(uploads.MOST_PARTS + 1)) + END,
         PURPOSE + part("other", b"", "f") + END,
@@ -120,7 +117,6 @@ def test_a_file_expires_when_its_client_or_else_the_operator_chose(store: FlaskC
         b"--edge\r\nno: disposition\r\n\r\nbody\r\n" + END,
         b"--edge\r\n" + b"h" * 400_000,
         b'--edge\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n\r\n' + END,
-        b'--edge\r\nContent-Disposition: form-data; name="file"; filename="\xff"\r\n\r\n' + END,
     ],
 )
 def test_a_broken_form_gets_a_sentence_and_leaves_nothing(store: FlaskClient, body: bytes) -> None:
@@ -333,11 +329,9 @@ ENVELOPES: list[tuple[Json | str, str | None]] = [
     ("{", "invalid_json_line"),
     ("", None),
     ("[]", "invalid_json_line"),
-    ('{"custom_id": NaN}', "invalid_json_line"),
     (line(2), None),
     (line(1), "duplicate_custom_id"),
     (line(3, custom_id=None), "missing_required_parameter"),
-    (line(4, custom_id=7), "invalid_custom_id"),
     (line(5, method="GET"), "invalid_method"),
     (line(6, url="/v1/chat/completions"), "url_mismatch"),
     (line(7, body=None), "missing_required_parameter"),
@@ -364,11 +358,8 @@ def test_bad_envelopes_fail_the_batch_and_are_named_by_their_lines(store: FlaskC
     ):
         (fault,) = run(store, *lines)["errors"]["data"]
         assert (fault["code"], fault["line"]) == (code, number)
-
-
-def test_a_file_with_only_wrong_lines_reports_a_hundred_of_them(store: FlaskClient) -> None:
-    batch = run(store, *["wrong"] * 500)
-    assert [fault["line"] for fault in batch["errors"]["data"]] == list(range(1, 101))
+    told = run(store, *["wrong"] * 500)["errors"]["data"]
+    assert [fault["line"] for fault in told] == list(range(1, 101))
 
 
 @pytest.mark.parametrize(

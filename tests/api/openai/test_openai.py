@@ -34,30 +34,23 @@ from tests.support.openai_calls import (
 from text.tokenizer import Detokenizer
 
 
-@given(seed=st.integers(-(2**63), 2**64 - 1), n=st.integers(1, 5))
-def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
-    client: FlaskClient, seed: int, n: int
+@given(
+    prompts=st.sampled_from(["x", ["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]]),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    n=st.integers(1, 5),
+)
+def test_prompts_of_text_or_token_ids_are_answered_in_order_each_choice_with_its_own_seed(
+    client: FlaskClient, prompts: Any, seed: int, n: int
 ) -> None:
-    several = both(client, seed=seed, n=n, best_of=n)
-    assert several["choices"][0] == complete(client, seed=seed)["choices"][0]
+    answer = both(client, prompt=prompts, seed=seed, n=n, best_of=n)
     seeds = [seed_of_choice(seed, index) for index in range(n)]
+    assert seeds[0] == seed
     assert len(set(seeds)) == n
     assert all(0 <= derived < 2**63 for derived in seeds[1:])
-    texts = [expected(b"x", 16, own)[0] for own in seeds]
-    assert [choice["text"] for choice in several["choices"]] == texts
-    assert several["usage"]["prompt_tokens"] == 1
-
-
-def test_several_prompts_of_text_or_token_ids_are_answered_in_order_each_as_if_alone(
-    client: FlaskClient,
-) -> None:
-    asked: list[Any] = [["ab"], ["a", "bc", "d"], [[97, 98]], [[97], [98, 99]]]
-    for prompts in asked:
-        answer = complete(client, prompt=prompts, n=2, seed=3)
-        owns = [prompt.encode() if isinstance(prompt, str) else bytes(prompt) for prompt in prompts]
-        texts = [expected(own, 16, seed_of_choice(3, n))[0] for own in owns for n in range(2)]
-        assert [choice["text"] for choice in answer["choices"]] == texts
-        assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    owns = [prompt.encode() if isinstance(prompt, str) else bytes(prompt) for prompt in prompts]
+    texts = [expected(own, 16, seed)[0] for own in owns for seed in seeds]
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, owns))
 
 
 @given(st.text(min_size=1, max_size=20))
