@@ -117,6 +117,11 @@ def client_of(app: Flask) -> FlaskClient:
     return client
 
 
+def stats_of(client: FlaskClient) -> dict[str, Any]:
+    stats: dict[str, Any] = client.get("/stats").get_json()
+    return stats
+
+
 @contextlib.contextmanager
 def running(app: Flask) -> Iterator[FlaskClient]:
     engine = app.extensions["engine"]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import DURATIONS_S, Histogram
 from serving.config import Config
-from tests.api.conftest import TWO, serving, speculating
+from tests.api.conftest import TWO, serving, speculating, stats_of
 from tests.support.dialects import NATIVE, TGI, Json, ask
 from tests.support.openai_calls import CHAT, chat, chunks
 
@@ -75,11 +75,6 @@ def _tgi(name: str) -> str:
 def generate(client: FlaskClient, tokens: int = 4) -> int:
     """The status; greedy, so that the hash model gives no end token here."""
     return ask(client, TGI, "abc", tokens).status_code
-
-
-def stats_of(client: FlaskClient) -> Json:
-    stats: Json = client.get("/stats").get_json()
-    return stats
 
 
 def test_names_of_tgi_and_vllm_are_there_with_their_types(client: FlaskClient) -> None:

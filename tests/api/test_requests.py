@@ -28,7 +28,7 @@ from engine.queue import RequestQueue
 from generate.modes import ModeName
 from records import End
 from serving.config import MODES, Config
-from tests.api.conftest import MOST_BODY_BYTES, client_of, held_at, serving
+from tests.api.conftest import MOST_BODY_BYTES, client_of, held_at, serving, stats_of
 from tests.support.dialects import (
     NATIVE,
     OPENAI,
@@ -131,11 +131,6 @@ def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
 def told(client: FlaskClient, prompt: str = "x", tokens: int = 1, **fields: Any) -> Json:
     answer: Json = ask(client, NATIVE, prompt, tokens, **fields).get_json()
     return answer
-
-
-def stats_of(client: FlaskClient) -> Json:
-    stats: Json = client.get("/stats").get_json()
-    return stats
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -357,7 +352,7 @@ def test_a_failed_response_cancels_its_other_generations() -> None:
         refused(client.post("/v1/completions", json=asked), "/v1/completions", 500)
         answered.set()
         eventually(lambda: not manager.counts["running"], "the end of both")
-        counts = client.get("/stats").get_json()["counts"]
+        counts = stats_of(client)["counts"]
         assert [counts[end] for end in ("failed", "cancelled", "completed")] == [1, 1, 0]
 
 

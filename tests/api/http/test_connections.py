@@ -331,30 +331,24 @@ def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair
 
 
 def test_no_departure_ends_the_watch_over_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """One cannot be cancelled; then two leave at once, and the handler of one is done, its socket
-    closed, before its turn."""
-    departures, held, reached = Departures(), threading.Event(), threading.Event()
+    """While the thread is held, two leave at once. The first cannot be cancelled; the handler of
+    the second is done, its socket closed, before its turn."""
+    departures, held = Departures(), threading.Event()
     pairs = [socket.socketpair() for _ in range(3)]
-    unwatch, left = dict[int, Callable[[], None]](), list[int]()
-
-    def fail() -> None:
-        reached.set()
-        held.wait(PATIENCE_S)
-        raise ZeroDivisionError("a fault")
+    unwatch, left = list[Callable[[], None]](), list[int]()
 
     def leave(number: int) -> None:
-        other = 3 - number
-        unwatch[other]()
-        pairs[other][0].close()
-        left.append(number)
+        assert held.wait(PATIENCE_S)
+        if number:
+            left.append(number)
+            unwatch[3 - number]()
+            pairs[3 - number][0].close()
+            raise ZeroDivisionError("a fault")
 
-    departures.watch(pairs[0][0], fail)
-    for number in (1, 2):
-        unwatch[number] = departures.watch(pairs[number][0], lambda n=number: leave(n))  # type: ignore[misc]
-    pairs[0][1].close()
-    assert reached.wait(PATIENCE_S)
-    for _, theirs in pairs[1:]:
-        theirs.close()  # the thread finds both when it continues
+    for number, (ours, _) in enumerate(pairs):
+        unwatch.append(departures.watch(ours, partial(leave, number)))
+    for _, theirs in pairs:
+        theirs.close()
     held.set()
     _flush(departures)
     assert len(left) == 1

@@ -59,6 +59,8 @@ def tokens_of(client: FlaskClient, **fields: Any) -> int:
 # --- what a model calls ---------------------------------------------------------------------
 
 OFFERED: Json = {"tools": TOOLS}
+SCHEMA = {"name": "n", "schema": {"type": "object"}, "strict": True}
+ANY_OBJECT = {"type": "json_schema", "json_schema": SCHEMA}
 ANSWERS: list[tuple[str, Json, str | None, Calls, str]] = [
     ("Fine.", OFFERED, "Fine.", [], "stop"),
     (CALL, OFFERED, None, [("weather", PARIS)], "tool_calls"),
@@ -70,6 +72,9 @@ ANSWERS: list[tuple[str, Json, str | None, Calls, str]] = [
     (CALL, {"tools": []}, CALL, [], "stop"),
     (CALL, {**OFFERED, "tool_choice": "none"}, CALL, [], "stop"),
     (CALL, {"functions": FUNCTIONS}, None, [], "function_call"),
+    (CALL, {**OFFERED, "response_format": ANY_OBJECT}, None, [("weather", PARIS)], "tool_calls"),
+    ("{}", {**OFFERED, "response_format": ANY_OBJECT}, "{}", [], "stop"),
+    ("a/", {**OFFERED, "guided_choice": ["a/", "b"]}, "a/", [], "stop"),
 ]  # fmt: skip
 
 
@@ -126,15 +131,6 @@ def test_an_answer_calls_only_allowed_tools(says: Says) -> None:
     choice["mode"] = "required"
     client = says('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
     assert called_by(client, **fields)[1] == [("add", "{}")]
-
-
-def test_calls_stay_possible_beside_a_response_format(says: Says) -> None:
-    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
-    wanted = {"type": "json_schema", "json_schema": schema}
-    asked: Json = {"tools": TOOLS, "response_format": wanted}
-    assert called_by(says(CALL), **asked)[1] == [("weather", PARIS)]
-    assert called_by(says("{}"), **asked)[0] == "{}"
-    assert called_by(says("a/"), tools=TOOLS, guided_choice=["a/", "b"])[0] == "a/"
 
 
 # --- conversations --------------------------------------------------------------------------
