@@ -43,22 +43,23 @@ class Sample(Options):
 
 
 @pytest.mark.parametrize(
-    ("args", "environ", "host"),
+    ("args", "environ", "name", "value"),
     [
-        ([], {"S_HOST": "a", "SAMPLE_HOSTNAME": "b"}, "a"),
-        (["--hostname", "c"], {"SAMPLE_HOSTNAME": "b"}, "c"),
-        (["--host", "c", "--hostname", "d"], {}, "d"),
+        ([], {"S_HOST": "a", "SAMPLE_HOSTNAME": "b"}, "host", "a"),
+        (["--hostname", "c"], {"SAMPLE_HOSTNAME": "b"}, "host", "c"),
+        (["--host", "c", "--hostname", "d"], {}, "host", "d"),
+        *((words, {"S_LOUD": ""}, "loud", True) for words in (["--loud"], ["--loud=Yes"])),
+        (["--loud=0"], {"S_LOUD": ""}, "loud", False),
+        # what Kubernetes sets for a service is no option
+        ([], {"S_PORT": "tcp://10.0.0.7:9090"}, "port", 80),
     ],
 )
-def test_an_option_goes_by_other_flags_and_other_variables_too(
-    args: list[str], environ: dict[str, str], host: str
+def test_an_option_goes_by_other_flags_and_variables_too_and_a_switch_by_its_flag_alone(
+    args: list[str], environ: dict[str, str], name: str, value: object
 ) -> None:
-    assert Sample.from_args(["small", *args], environ).host == host
-
-
-def test_a_switch_is_on_by_its_flag_alone_or_as_it_says() -> None:
-    for words, on in ((["--loud"], True), (["--loud=Yes"], True), (["--loud=0"], False)):
-        assert Sample.from_args(["small", *words], {"S_LOUD": ""}).loud is on
+    assert getattr(Sample.from_args(["small", *args], environ), name) == value
+    if not args:
+        assert getattr(Sample.from_environment({"S_KIND": "small", **environ}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,3 @@ TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
 )
 def test_options_survive_the_way_through_the_environment(sample: Sample) -> None:
     assert Sample.from_environment(sample.as_environment()) == sample
-
-
-def test_what_kubernetes_sets_for_a_service_is_no_option() -> None:
-    service = {"S_KIND": "small", "S_PORT": "tcp://10.0.0.7:9090"}
-    assert Sample.from_args(["small"], service).port == 80
-    assert Sample.from_environment(service).port == 80

@@ -12,7 +12,6 @@ import pytest
 
 from batching import EngineFailedError
 from engine.failures import FAILURES_IN_A_ROW, REGROW_S
-from engine.inference import DrainingError
 from records import Recorder
 from scheduling.policies.orca import Orca
 from seams import Plan, View
@@ -99,22 +98,6 @@ def test_those_whom_a_shortage_put_back_keep_their_places_and_the_batch_grows_ag
 
 def driven(world: World) -> None:
     drive(world.manager, world.mode.lay_out, lambda: world.now_s)
-
-
-def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> None:
-    world = World(DYNAMIC, max_batch_size=2)
-    world.model.lost_from = 2
-    requests = [world.submit([n], 5) for n in range(4)]
-    with pytest.raises(EngineFailedError, match="the device is lost: an assertion"):
-        driven(world)
-    assert all("an assertion failed" in (i.error or "") and i.event.is_set() for i in requests)
-    # of those that were in the iteration one may be the cause; the others may try elsewhere
-    assert [i.cause for i in requests] == [None, None, "shutdown", "shutdown"]
-    assert not world.manager.ready
-    assert "the device is lost" in (world.manager.unavailable or "")
-    with pytest.raises(DrainingError):
-        world.submit([9], 1)
-    assert (world.model.iterations, world.memory.used) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 
-from batching import BatchingManager
-from engine.blocks import Ledger
-from engine.inference import DrainingError, Inference, OverloadedError, TooLongError
+from engine.inference import DrainingError, OverloadedError, TooLongError
 from engine.queue import RETRY_AFTER_S
-from requested import Sampling
-from scheduling.policies.orca import Orca
 from tests.batching.modes import MODES, Mode, every_mode, every_mode_and_policy
-from tests.batching.virtual import TICK_S, Books, World, check_closed
-from tests.support.hash_model import HashModel
+from tests.batching.virtual import TICK_S, World, check_closed
 
 NOBATCH, STATIC, _, DYNAMIC = MODES
 
@@ -71,16 +66,6 @@ def test_a_full_queue_refuses_until_places_come_back(
     with pytest.raises(DrainingError, match="shutting down"):
         world.submit([3], 3)
     assert not world.manager.ready
-
-
-def test_nobody_is_taken_in_before_the_model_is_there() -> None:
-    manager, model = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1), HashModel()
-    with pytest.raises(DrainingError, match="still being loaded"):
-        manager.enqueue(Inference([1], 3, Sampling(), 0.0))
-    assert not manager.ready
-    manager.serve(model, Ledger(model.num_blocks))
-    manager.enqueue(Inference([1], 3, Sampling(), 0.0))
-    assert manager.ready
 
 
 @every_mode_and_policy

@@ -54,13 +54,3 @@ def test_without_prefix_caching_only_the_choices_of_one_call_share() -> None:
     world.run()
     check_closed(world)
     assert computed_for_prompts(world) == 2 * (32 + BLOCK) + 32
-
-
-def test_only_requests_with_the_same_salt_share_blocks() -> None:
-    (mode,) = [mode for mode in MODES if mode.name == "orca, None, True"]
-    world = World(mode, block_tokens=BLOCK)
-    for salt in ("", "another", ""):
-        world.submit(list(range(33)), 5, salt=salt)
-        world.run()
-    check_closed(world)
-    assert [inference.cached_tokens for inference in world.submitted] == [0, 0, 32]

@@ -12,8 +12,7 @@ from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
 from requested import ServiceClass
 from scheduling.composed import Order
-from scheduling.lending import LentMemory
-from seams import Memory, Observer, Plan, Policy, Request, Served, View
+from seams import Observer, Plan, Policy, Request, Served, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,6 @@ def advanced(plan: Plan) -> list[tuple[int, int]]:
     return [(step.request.id, step.num_tokens) for step in plan.advance]
 
 
-class Cached(LentMemory):
-    """A memory with so many tokens of prefix hits, by request. Its blocks are counted without
-    them."""
-
-    def __init__(self, memory: Memory, hits: Mapping[int, int]) -> None:
-        super().__init__(memory, [])
-        self.hits = hits
-
-    def hit_tokens(self, request: Request) -> int:
-        return self.hits.get(request.id, 0)
-
-
 def view(
     waiting: Sequence[Request] = (),
     resident: Sequence[Request] = (),
@@ -109,8 +96,9 @@ def view(
         memory.open(owners)
     deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
     most = limit if max_resident is None else max_resident
-    seen = memory if hits is None else Cached(memory, hits)
-    return View(now_s, waiting, resident, limit, seen, deferred, most)
+    if hits is not None:
+        memory.hit_tokens = lambda request: hits.get(request.id, 0)  # type: ignore[method-assign]
+    return View(now_s, waiting, resident, limit, memory, deferred, most)
 
 
 def order_of(

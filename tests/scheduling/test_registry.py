@@ -61,8 +61,6 @@ def test_a_policy_and_its_parts_receive_the_servers_step_time(name: str) -> None
     ("name", "message"),
     [
         ("fifo", "--policy is 'fifo'; allowed: stall-free, orca, tgi, shortest-first, hrrn, "),
-        ("module:", "--policy is 'module:'; allowed"),
-        ("nowhere:Class", "No module named 'nowhere' in the folder where the server was started"),
         ("my_policies:LIMIT", "LIMIT is 5, neither a class nor a function"),
         ("my_policies:Broken", r"ZeroDivisionError: its author's mistake \(.*my_policies.py:\d+\)"),
         ("my_policies:Sometimes", "answers 'sometimes'; allowed: 'own', 'batch'"),

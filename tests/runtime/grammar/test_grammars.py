@@ -58,32 +58,24 @@ def test_a_finished_text_is_a_value_of_its_schema(grammars: Grammars, tokenizer:
         assert any(finished(grammars, tokenizer, schema, seed) for seed in range(4)), schema
 
 
+MIXED = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
+OTHERS = [
+    (Constraint("regex", MIXED), MIXED),
+    (of_choice(["yes", 'a "quoted" one', "zwölf\n"]), '(?:yes|a "quoted" one|zwölf\n)'),
+    (of_grammar('root ::= ("x" | "y") [0-9]+ "z"?'), "[xy][0-9]+z?"),
+    (of_grammar('// a ::= b\n?start: "a" | "::=" item\nitem: "b"'), "a|::=b"),
+    (Constraint("lark", "start: /[ab]{3}/ %json {\"const\": 7}"), "[ab]{3}7"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str) -> None:
     tokenizer = vocabulary(name)
     of = Grammars(lambda: tokenizer)
     for number, schema in enumerate(SCHEMAS[3::5]):
         finished(of, tokenizer, schema, number)
-    pattern = r"(a|bc)+ [0-9]{2,3} <\|im_end\|>ä"
-    ids = walk(of, tokenizer, Constraint("regex", pattern), shortest(tokenizer, 0), 1000)
-    assert re.fullmatch(pattern, text_of(tokenizer, ids))
-
-
-@pytest.mark.parametrize(
-    ("constraint", "pattern"),
-    [
-        (Constraint("regex", "[0-9]{4}-[0-9]{2}"), "[0-9]{4}-[0-9]{2}"),
-        (of_choice(["yes", 'a "quoted" one', "zwölf\n"]), '(?:yes|a "quoted" one|zwölf\n)'),
-        (of_grammar('root ::= ("x" | "y") [0-9]+ "z"?'), "[xy][0-9]+z?"),
-        (of_grammar('// a ::= b\n?start: "a" | "::=" item\nitem: "b"'), "a|::=b"),
-        (Constraint("lark", "start: /[ab]{3}/ %json {\"const\": 7}"), "[ab]{3}7"),
-    ],
-)  # fmt: skip
-def test_other_kinds_of_constraints(
-    constraint: Constraint, pattern: str, grammars: Grammars, tokenizer: Tokenizer
-) -> None:
-    for seed in range(5):
-        ids = walk(grammars, tokenizer, constraint, shortest(tokenizer, seed))
+    for constraint, pattern in OTHERS:
+        ids = walk(of, tokenizer, constraint, shortest(tokenizer, 0), 1000)
         assert re.fullmatch(pattern, text_of(tokenizer, ids))
 
 
