@@ -18,6 +18,7 @@ from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
 Choose = Callable[[Sequence[int]], int]
+CLOSING = (b'"', b"]", b"}")
 
 
 @pytest.fixture(scope="session")
@@ -70,14 +71,9 @@ def shortest(tokenizer: Tokenizer, seed: int) -> Choose:
 
     def choose(tokens: Sequence[int]) -> int:
         ends = [token for token in tokens if token in tokenizer.end_ids]
-        if ends and drawn.random() < 0.7:
-            return drawn.choice(ends)
-        closing = [
-            token for token in tokens if tokenizer.token_bytes(token).strip() in (b'"', b"]", b"}")
-        ]
-        if closing and drawn.random() < 0.5:
-            return drawn.choice(closing)
-        return drawn.choice(tokens)
+        closing = [token for token in tokens if tokenizer.token_bytes(token).strip() in CLOSING]
+        soon = ends or closing if drawn.random() < 0.6 else []
+        return drawn.choice(soon or tokens)
 
     return choose
 
