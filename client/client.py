@@ -94,7 +94,8 @@ def _run(
         target = adapted(target, min(silence_s, FIRST_ANSWER_S), stream=not args.no_stream)
     except ServerError as error:
         say(f"error: {error}")
-        run = Run.never_begun(target.name, workload, str(error))
+        why = str(error)
+        run = Run(target.name, workload, (), (), 0.0, "nothing", streamed=True, not_begun=why)
     else:
         before = handled(settled_stats(target))
         title = target.name

@@ -67,10 +67,9 @@ def false_alarms(blocks: Sequence[Block], rank: float | None, *, less: bool) -> 
     seen = 0
     for _ in range(REPLAYS):
         drawn = [blocks[k] for k in rng.integers(len(blocks), size=len(blocks))]
-        swapped = rng.random(len(drawn)) < 0.5
         pairs = [
             (b.control, b.baseline) if swap else (b.baseline, b.control)
-            for b, swap in zip(drawn, swapped, strict=True)
+            for b, swap in zip(drawn, rng.random(len(drawn)) < 0.5, strict=True)
         ]
         again = pooled_ratio([a for a, _ in pairs], [b for _, b in pairs], rank, _SAMPLES)
         seen += again is not None and _seen(again, less=less)

@@ -30,14 +30,6 @@ from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 
 
-class Interrupted(KeyboardInterrupt):
-    """From the keyboard; ``run`` is what was measured of the run that it cut."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
-
-
 class Fleet:
     """The systems' servers: all together, or one at a time if memory may not hold several.
 
@@ -143,7 +135,7 @@ class Fleet:
         name: str | None = None,
     ) -> Run:
         """A run that begins when the server is idle, shown in the terminal. Raises ServerError as
-        `server`, and Interrupted if it was cut."""
+        `server`, and KeyboardInterrupt with what was measured of a run that it cut."""
         target = self.server(system).target
         settled_stats(target)  # requests of an earlier run that were cut must have ended
         with live_view(title, len(workload.requests), leave=False) as watch:
@@ -151,7 +143,7 @@ class Fleet:
                 workload, target, drain_s=drain_s, silence_s=silence_s, watch=watch, name=name
             )
         if run.interrupted:
-            raise Interrupted(run)
+            raise KeyboardInterrupt(run)
         return run
 
     @contextmanager

@@ -15,7 +15,7 @@ from client.analysis.comparison.results import Calibration, Job, Played
 from client.analysis.figures import table_of, tokens_between
 from client.analysis.gates import SATURATED, VALID, judge
 from client.analysis.metrics import fit_isolated, measure
-from client.comparison.fleet import Fleet, Interrupted, must_answer
+from client.comparison.fleet import Fleet, must_answer
 from client.comparison.plan import Plan, schedule
 from client.load.live import say
 from client.load.records import Run
@@ -167,8 +167,10 @@ def _played(
     name = f"load{job.load:g}-seed{job.seed}/{quote(job.system)}/{secrets.token_hex(2)}"
     try:
         run = fleet.play(system, workload, title, drain_s=plan.drain_of(job), name=name)
-    except Interrupted as cut:
-        run = cut.run
+    except KeyboardInterrupt as cut:
+        if not cut.args:
+            raise
+        run = cut.args[0]
     stats = settled_stats(server.target) if server.failure() is None else None
     measured = measure(run)
     verdict = judge(run, measured, handled(stats))

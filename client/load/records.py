@@ -83,13 +83,6 @@ class Run:
     began_unix_s: float | None = None
     name: str = ""
 
-    def request_id(self, index: int) -> str:
-        return f"{self.name}/{index}"
-
-    @staticmethod
-    def never_begun(target: str, workload: Workload, why: str) -> Run:
-        return Run(target, workload, (), (), 0.0, "nothing", streamed=True, not_begun=why)
-
     @property
     def window_end_s(self) -> float:
         """The end of the sending window; the last response if everything is sent at once."""

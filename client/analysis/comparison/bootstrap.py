@@ -108,8 +108,7 @@ def best_ratio(a: Floats, b: Floats) -> Interval | None:
         return exponential(Interval(value, None, None))
     shares = _counts(n, 10_000)[1:].T / n
     again = (a @ shares).max(axis=0) - (b @ shares).max(axis=0)
-    half = student_t(n - 1) * float(again.std()) * math.sqrt(n / (n - 1))
-    return exponential(Interval(value, value - half, value + half))
+    return Effect(value, float(again.std()) * math.sqrt(n / (n - 1)), n).interval
 
 
 @lru_cache
