@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environments import BUILD, install, python_of
@@ -13,20 +12,15 @@ from benchmarks.peers.environments import BUILD, install, python_of
 ANSWER_S = 900
 
 
-def installed(environment: str) -> Path:
-    """Its Python. Tests that run side by side install it once."""
+def asked(environment: str, program: str, given: object) -> Any:
+    """What a program there answers: JSON comes to its standard input, and leaves it on the last
+    line of its output. Tests that run side by side install the environment once."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / f"{environment}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         install(environment)
-    return python_of(environment)
-
-
-def asked(environment: str, program: str, given: object) -> Any:
-    """What a program there answers: JSON comes to its standard input, and leaves it on the last
-    line of its output."""
     done = subprocess.run(
-        [str(installed(environment)), "-c", program],
+        [str(python_of(environment)), "-c", program],
         input=json.dumps(given),
         capture_output=True,
         text=True,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import openai
 import pytest
-from openai import OpenAI
 
 from tests.support.official import (
     FINAL,
@@ -32,30 +31,12 @@ from tests.support.process import Server, eventually, free_port, serving
 
 TOKENS = 6
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have
-STEPS = {"step_s": 0.004}
 
 
 def kill(server: Server) -> None:
     """All at once, as a loss of power would; nothing can be caught."""
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
-
-
-def require_whole(client: OpenAI, batch_id: str, total: int) -> None:
-    batch = ended(client, batch_id)
-    assert batch.status == "completed"
-    output, errors = outcome(client, batch, total)
-    assert not errors
-    assert batch.request_counts is not None
-    assert batch.request_counts.to_dict() == {"total": total, "completed": total, "failed": 0}
-    assert batch.usage is not None
-    usages = [one["response"]["body"]["usage"] for one in output.values()]
-    assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages)
-    last = output.pop(f"id {total - 1}")
-    assert last["response"]["body"]["usage"]["completion_tokens"] == LONG_TOKENS
-    require_answers(output, TOKENS)
-    files = {file.id for file in client.files.list()}
-    assert files == {batch.input_file_id, batch.output_file_id}
 
 
 @contextlib.contextmanager
@@ -71,7 +52,7 @@ def test_a_job_whose_server_is_killed_amid_its_lines_and_its_files_is_answered_o
     total, port = 100, free_port()
 
     def served() -> AbstractContextManager[Server]:
-        return serving(tmp_path, "dynamic", STEPS, port=port, max_batch_size=4)
+        return serving(tmp_path, "dynamic", {"step_s": 0.004}, port=port, max_batch_size=4)
 
     with served() as server:
         lines = [line(number, max_tokens=TOKENS) for number in range(total - 1)]
@@ -98,7 +79,21 @@ def test_a_job_whose_server_is_killed_amid_its_lines_and_its_files_is_answered_o
         jobs.execute("DROP TRIGGER hold")
         jobs.execute("DROP VIEW endless")
     with served() as server:
-        require_whole(official(server), batch_id, total)
+        client = official(server)
+        batch = ended(client, batch_id)
+        assert batch.status == "completed"
+        output, errors = outcome(client, batch, total)
+        assert not errors
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": total, "completed": total, "failed": 0}
+        assert batch.usage is not None
+        usages = [one["response"]["body"]["usage"] for one in output.values()]
+        assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages)
+        last = output.pop(f"id {total - 1}")
+        assert last["response"]["body"]["usage"]["completion_tokens"] == LONG_TOKENS
+        require_answers(output, TOKENS)
+        files = {file.id for file in client.files.list()}
+        assert files == {batch.input_file_id, batch.output_file_id}
 
 
 def test_an_upload_whose_server_is_killed_leaves_nothing(tmp_path: Path) -> None:

@@ -40,10 +40,9 @@ rules = functools.partial(
         "a.inside.example", "b.a.inside.example:80", "inside.example",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_server_without_a_key_has_these_names(host: str, method: str) -> None:
+def test_a_server_without_a_key_has_these_names(host: str) -> None:
     known = rules(names=("", "box", "box.LAN", ".inside.example"))
-    assert known.refusal(method, host, "", "") is None
+    assert known.refusal("GET", host, "", "") is known.refusal("POST", host, "", "") is None
 
 
 @pytest.mark.parametrize(
@@ -57,15 +56,13 @@ def test_a_server_without_a_key_has_these_names(host: str, method: str) -> None:
         "256.1.1.1", "löcalhost", "localhost\x00",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_host_with_another_name_is_refused_unless_a_key_is_needed(host: str, method: str) -> None:
+def test_a_host_with_another_name_is_refused_unless_a_key_is_needed(host: str) -> None:
     names = ("", "box", ".inside.example")
-    refused = rules(names=names).refusal(method, host, "", "")
-    assert refused is not None
-    assert repr(host) in refused
-    assert "--allow-hosts" in refused
-    assert "--key" in refused
-    assert rules(keys=KEYS, names=names).refusal(method, host, "", "") is None
+    for method in ("GET", "POST"):
+        refused = rules(names=names).refusal(method, host, "", "") or ""
+        for said in (repr(host), "--allow-hosts", "--key"):
+            assert said in refused
+        assert rules(keys=KEYS, names=names).refusal(method, host, "", "") is None
 
 
 PASSING = [

@@ -149,7 +149,8 @@ def with_llamaindex(url: str) -> Told:
     from llama_index.llms.openai_like import OpenAILike
 
     options: Any = {"is_chat_model": True, "is_function_calling_model": True, **LIMITS}
-    made = partial(OpenAILike, model=MODEL, api_base=f"{url}/v1", api_key="none", **options)
+    where: Any = {"api_base": f"{url}/v1", "api_key": "none", "timeout": 600.0}
+    made = partial(OpenAILike, model=MODEL, **where, **options)
     model = made(max_retries=0)
 
     def weather(city: str) -> str:
