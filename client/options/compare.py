@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The parsed command line. ``loads`` is None if they are to be found."""
+    """The parsed command line. ``loads`` is None if they are to be found, ``together`` if memory
+    decides whether all servers stay up together. A server may take ``start_s`` to start."""
 
     args: argparse.Namespace
     systems: tuple[System, ...]
@@ -90,23 +91,9 @@ class CompareOptions:
     recipe: Recipe
     objectives: Objectives | None
     folder: Path
-
-    @property
-    def model(self) -> str:
-        """The model of our modes; that of running servers is unknown here."""
-        if all(c.command is None for c in self.systems):
-            return "servers that already run"
-        return self.args.model or "embedded"
-
-    @property
-    def start_s(self) -> float:
-        """How long a server may take to start."""
-        return self.args.start_s or 600.0
-
-    @property
-    def together(self) -> bool | None:
-        """Whether all servers stay up together; None: if memory suffices."""
-        return None if self.args.servers is None else bool(self.args.servers == "together")
+    model: str
+    start_s: float
+    together: bool | None
 
 
 def options_from(args: argparse.Namespace) -> CompareOptions:
@@ -125,7 +112,14 @@ def options_from(args: argparse.Namespace) -> CompareOptions:
     if args.watch:
         args.out = Path(tempfile.mkdtemp(prefix="watched-"))
     folder = args.out or ROOT / "results" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return CompareOptions(args, systems, loads, recipe, objectives, folder)
+    model = args.model or "embedded"
+    if all(system.command is None for system in systems):
+        model = "servers that already run"
+    together = None if args.servers is None else args.servers == "together"
+    start_s = args.start_s or 600.0
+    return CompareOptions(
+        args, systems, loads, recipe, objectives, folder, model, start_s, together
+    )
 
 
 def _loads(text: str | None) -> tuple[float, ...] | None:
