@@ -40,16 +40,10 @@ def run_of(outcomes: list[Outcome], duration_s: float = 10.0, **changes: object)
         Request(o.intended_s, "p", 3, o.requested_tokens, o.service, o.deadline_s, 0)
         for o in outcomes
     ]
-    edges = sorted([(o.sent_s, 1) for o in outcomes] + [(o.left_s, -1) for o in outcomes])
     end = max([o.left_s for o in outcomes] + [duration_s])
-    steps = np.arange(0, end, 0.02)  # never in step with the requests, as a real clock is not
-    grid = np.append(steps + np.random.default_rng(0).uniform(0, 0.02, steps.size), end)
-    at = np.array([t for t, _ in edges])
-    level = np.cumsum([step for _, step in edges])
-    found = np.searchsorted(at, grid, side="right")
-    samples = tuple(
-        (float(t), int(level[k - 1]) if k else 0) for t, k in zip(grid, found, strict=True)
-    )
+    sent, left = (np.array([getattr(o, at) for o in outcomes]) for at in ("sent_s", "left_s"))
+    grid = np.arange(0, end, 0.02).tolist()
+    samples = tuple((t, int(np.sum((sent <= t) & (t < left)))) for t in grid)
     made = Run(
         target="t", workload=seal({}, requests, duration_s, steady=False),
         outcomes=tuple(outcomes), in_flight=samples, wall_s=float(end), counted="ids",

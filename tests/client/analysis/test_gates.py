@@ -61,14 +61,6 @@ def test_the_headline_states_no_ratio_of_a_figure_that_the_client_falsified() ->
     assert pair.ratios["e2e"] is not None, "half a second is no matter of 20 ms"
 
 
-def test_answers_of_another_length_than_asked_are_other_work() -> None:
-    outcomes = [outcome(i, at=i * 0.1) for i in range(20)]
-    short = run_of([*outcomes[:-1], replace(outcomes[-1], requested_tokens=9)])
-    verdict = judge(short, measure(short))
-    assert verdict.word == INVALID_CLIENT
-    assert "1 of 20 responses have another length, the first 5 tokens instead" in verdict.reason
-
-
 @pytest.mark.parametrize(
     ("wait_grows_s", "gap", "gap_grows_s", "word"),
     [(0.1, 0.001, 0.0, SATURATED), (1e-4, 0.7, 0.0, VALID), (1e-4, 0.1, 0.0125, SATURATED)],
@@ -104,6 +96,12 @@ def test_books_that_do_not_close_are_invalid_and_a_server_that_fails_says_why() 
         ),
         (replace(run, outcomes=run.outcomes[:-1]), None, INVALID_CLIENT, "answers"),
         (run_of(dead), None, FAILED, "HTTP 503"),
+        (
+            run_of([*outcomes[1:], replace(outcomes[0], requested_tokens=9)]),
+            None,
+            INVALID_CLIENT,
+            "1 of 100 responses have another length, the first 5 tokens instead",
+        ),
     ):
         verdict = judge(found, measure(found), server_tokens=tokens)
         assert verdict.word == word

@@ -71,14 +71,10 @@ def test_prompts_have_their_lengths_in_the_served_vocabulary(
             assert len(tokenizer.encode_prompt(request.prompt)) == request.prompt_tokens
 
 
-def test_the_embedded_vocabulary_keeps_all_its_words() -> None:
+def test_the_embedded_vocabulary_and_one_without_such_words_leave_them_as_they_are() -> None:
     words = embedded_words()
-    assert words.kept(told(load_tokenizer("embedded"))) is words
-
-
-@pytest.mark.parametrize("tokens", [{}, {(0, 3): 5}])
-def test_a_vocabulary_without_such_words_leaves_those_of_the_embedded_one(tokens: Spans) -> None:
-    assert embedded_words().kept(tokens) is embedded_words()
+    for tokens in (told(load_tokenizer("embedded")), {}, {(0, 3): 5}):
+        assert words.kept(tokens) is words
 
 
 def test_other_words_make_another_workload_and_its_header_tells() -> None:
