@@ -362,10 +362,10 @@ def test_a_failed_response_cancels_its_other_generations() -> None:
 BOTH = list(itertools.product(PATHS, (False, True)))
 
 
-def test_a_failure_before_the_first_token_has_its_status() -> None:
+def test_a_failure_has_its_status_or_ends_its_stream() -> None:
     model = HashModel()
     with managed(model) as (client, _):
-        for number, (path, stream) in enumerate(BOTH, 1):
+        for number, (path, stream) in enumerate(BOTH, 1):  # before the first token
             model.fail_on = [failing := model.iterations + 1]
             answer = ask(client, path, tokens=9, stream=stream)
             message = refused(answer, path, 424 if path == TGI else 500)
@@ -382,6 +382,19 @@ def test_a_failure_before_the_first_token_has_its_status() -> None:
             'eb_requests_total{class="immediate",end="failed"}',
         ):
             assert f"\n{name} {len(BOTH)}.0\n" in text
+        # a stream that fails later ends with an error and is not done
+        for path in PATHS:
+            model.fail_on = [number := model.iterations + 3]
+            answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
+            assert answer.status_code == 200
+            *sent, last = events(answer)
+            assert "[DONE]" not in answer.text
+            assert sent or path == OPENAI[0], "its text may end within a character"
+            if path == RESPONSES:
+                assert last["type"] == "response.failed"
+                last = last["response"]
+            error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
+            assert f"iteration {number} fails" in error
 
 
 def test_a_request_past_its_limit_is_answered_though_the_model_hangs() -> None:
@@ -399,23 +412,6 @@ def test_a_request_past_its_limit_is_answered_though_the_model_hangs() -> None:
         for path, answer in asked:
             assert "--request-timeout" in refused(answer.result(), path, 504)
         go.set()
-
-
-def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done() -> None:
-    model = HashModel()
-    with managed(model) as (client, _):
-        for path in PATHS:
-            model.fail_on = [number := model.iterations + 3]
-            answer = ask(client, path, tokens=9, stream=True, seed=1)  # no end comes before
-            assert answer.status_code == 200
-            *sent, last = events(answer)
-            assert "[DONE]" not in answer.text
-            assert sent or path == OPENAI[0], "its text may end within a character"
-            if path == RESPONSES:
-                assert last["type"] == "response.failed"
-                last = last["response"]
-            error = last["error"] if isinstance(last["error"], str) else last["error"]["message"]
-            assert f"iteration {number} fails" in error
 
 
 def test_a_server_refuses_what_it_cannot_serve_before_and_after_it_can(tmp_path: Path) -> None:

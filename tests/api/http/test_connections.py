@@ -317,19 +317,6 @@ def test_a_stream_waits_for_its_client_and_fails_for_its_handler(pair: Pair) -> 
         assert rest + reader.read(200) == b"".join([MORE_THAN_A_SOCKET_HOLDS[1:], *numbers])
 
 
-def test_a_closed_connection_is_reported_once_to_the_watch_that_lasts(pair: Pair) -> None:
-    ours, theirs = pair
-    departures, left = Departures(), threading.Semaphore(0)
-    unwatch = departures.watch(ours, lambda: pytest.fail("it has ended"))
-    unwatch()
-    unwatch()
-    departures.watch(ours, left.release)
-    theirs.close()
-    assert left.acquire(timeout=PATIENCE_S)
-    _flush(departures)
-    assert not left.acquire(blocking=False)
-
-
 def test_no_departure_ends_the_watch_over_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """While the thread is held, two leave at once. The first cannot be cancelled; the handler of
     the second is done, its socket closed, before its turn."""

@@ -189,43 +189,30 @@ def test_calls_are_items_streamed_or_not(
                 assert bytes(held).decode() == (part["text"] if scores else "")
 
 
-def test_the_result_of_a_call_continues_the_conversation(says: Says) -> None:
-    client = says(f"So:\n{CALL}")
-    called = respond(client, tools=TOOLS, store=True)
-    call = called["output"][-1]
-    client = says("Rain.")
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
-    fields: Json = {"tools": TOOLS, "seed": 1}
-    stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
-    assert shown(stored) == [("message", "Rain.")]
-    kept = [{"role": "user", "content": "x"}, *called["output"], result]
-    sent = respond(client, input=kept, **fields)
-    assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
-    own = {"previous_response_id": None}
-    assert alike({**stored, **own}) == alike(sent)
-    answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
-    assert "call_none" in is_error(answer, 400, "input")
-
-
 def test_what_codex_sends_is_taken(says: Says, caplog: pytest.LogCaptureFixture) -> None:
     """Functions in a namespace reach the model by a longer name and the client by its own; a tool
-    that a server may leave out is left out."""
-    client = says('<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>')
+    that a server may leave out is left out. The result of a call continues the conversation."""
+    client = says('So:\n<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>')
     space = {"type": "namespace", "name": "spawn", "description": "d", "tools": [TOOLS[1]]}
     search = {"type": "web_search", "external_web_access": False}
     fields: Json = {"tools": [*TOOLS, space, search], "reasoning": {}, "store": True}
     called = respond(client, **fields)
-    (call,) = called["output"]
+    _, call = called["output"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("spawn", "add", "{}")
     assert [tool["type"] for tool in called["tools"]] == ["function", "function", "namespace"]
     assert 'tools of type "web_search": left out' in caplog.text
-    added = next(e for e in events(client, **fields) if e["type"] == "response.output_item.added")
+    begun = [e for e in events(client, **fields) if e["type"] == "response.output_item.added"]
+    added = begun[1]
     assert added["item"].items() >= {"namespace": "spawn", "name": "add"}.items()
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
-    kept = [{"role": "user", "content": "x"}, call, result]
+    client, fields["seed"] = says("Done."), 1
+    kept = [{"role": "user", "content": "x"}, *called["output"], result]
     sent = respond(client, input=kept, **fields)
     stored = respond(client, previous_response_id=called["id"], input=[result], **fields)
-    assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
+    assert alike({**stored, "previous_response_id": None}) == alike(sent)
+    assert shown(stored) == [("message", "Done.")]
+    answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
+    assert "call_none" in is_error(answer, 400, "input")
     choice = {"type": "function", "name": "add", "namespace": "spawn"}
     assert respond(client, tool_choice=choice, **fields)["tool_choice"] == choice
 
