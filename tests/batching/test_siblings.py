@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 from engine.blocks import Ledger
 from engine.inference import new_group
-from generate import dynamic
-from tests.batching.modes import POLICIES, Mode, every, without_window
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every
 from tests.batching.virtual import World, check_closed
 
 BLOCK = 4
-MODES = [
-    Mode(
-        f"{name}, {growth}, {caching}",
-        partial(without_window, make),
-        dynamic.lay_out,
-        partial(Ledger, growth_tokens=growth, prefix_caching=caching),
-    )
-    for name, make in POLICIES.items()
+LEDGERS = [
+    partial(Ledger, growth_tokens=growth, prefix_caching=caching)
     for growth, caching in itertools.product((None, 3), (True, False))
 ]
 
@@ -35,10 +29,15 @@ def computed_for_prompts(world: World) -> int:
     return sum(record.num_tokens for record in world.books.iterations) - decoded
 
 
-@every(MODES)
+@every([mode for mode in DYNAMIC_MODES if mode.name.endswith("reserve")])
 def test_eight_choices_compute_their_prompt_once_and_a_block_each(mode: Mode) -> None:
-    for tokens, rows, lookahead in itertools.product((3, 32, 37), (3, 8), (0, 1)):
-        world = World(mode, block_tokens=BLOCK, lookahead=lookahead, max_batch_size=rows)
+    for ledger, tokens, rows, lookahead in itertools.product(LEDGERS, (3, 32, 37), (3, 8), (0, 1)):
+        world = World(
+            replace(mode, ledger=ledger),
+            block_tokens=BLOCK,
+            lookahead=lookahead,
+            max_batch_size=rows,
+        )
         submit(world, tokens, 8)
         world.run()
         check_closed(world)
@@ -46,8 +45,7 @@ def test_eight_choices_compute_their_prompt_once_and_a_block_each(mode: Mode) ->
 
 
 def test_without_prefix_caching_only_the_choices_of_one_call_share() -> None:
-    (mode,) = [mode for mode in MODES if mode.name == "orca, None, False"]
-    world = World(mode, block_tokens=BLOCK)
+    world = World(MODES[3], block_tokens=BLOCK)
     for _ in range(2):
         submit(world, 32, 2)
     world.submit(list(range(32)), 5)

@@ -132,7 +132,7 @@ def check(by: str, of: Iteration) -> None:
     st.sampled_from(BY_CPU), rows, grouped, st.sampled_from([16, 48, 64, 80, 256]), windows,
     st.sampled_from([16, 32]), seeds,
 )  # fmt: skip
-@examples(40, 400)
+@examples(25, 400)
 def test_kernels_for_cpus_and_their_twin_compute_rows_of_any_length(  # type: ignore[no-untyped-def]
     by, lengths, heads, head_dim, window, block_tokens, seed
 ) -> None:

@@ -18,12 +18,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
 
 
-@pytest.fixture
-def measured() -> list[str]:
-    """The keys that were measured, in order."""
-    return []
-
-
 def choose(measured: list[str], *keys: str, machine: str = "this") -> Choices:
     def measure(missing: Sequence[str]) -> Choices:
         measured.extend(missing)
@@ -32,9 +26,8 @@ def choose(measured: list[str], *keys: str, machine: str = "this") -> Choices:
     return kept_choices("some", lambda: machine, keys, ["fast", "slow"], measure)
 
 
-def test_a_key_is_measured_once_unless_the_file_is_invalid(
-    measured: list[str], tmp_path: Path
-) -> None:
+def test_a_key_is_measured_once_unless_the_file_is_invalid(tmp_path: Path) -> None:
+    measured = list[str]()  # keys, in order
     assert choose(measured, "a") == {"a": "fast"}
     (path,) = tmp_path.glob("choice-some-*.json")
     path.write_text(json.dumps({"a": "slow"}))  # as an earlier start measured it
@@ -49,8 +42,8 @@ def test_a_key_is_measured_once_unless_the_file_is_invalid(
     assert measured[3:] == ["a"] * 4
 
 
-def test_processes_that_start_together_measure_once_and_agree(measured: list[str]) -> None:
-    found: list[Choices] = []
+def test_processes_that_start_together_measure_once_and_agree() -> None:
+    measured, found = list[str](), list[Choices]()
     threads = [
         threading.Thread(target=lambda: found.append(choose(measured, "a", "b"))) for _ in range(3)
     ]

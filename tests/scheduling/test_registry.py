@@ -18,13 +18,9 @@ MINE = """
 from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
 
-class Configured(Orca):
-    def __init__(self, options):
-        self.limit = options.max_batch_size
-
-class Named(Orca):
-    def __init__(self, token_budget, max_bypass=7, *, own=3):
-        self.given = token_budget, max_bypass, own
+class Mine(Orca):
+    def __init__(self, options, token_budget, max_bypass=7, *, own=3):
+        self.given = options.max_batch_size, token_budget, max_bypass, own
 
 LIMIT = 5
 
@@ -78,9 +74,8 @@ def test_a_custom_policy_is_loaded_by_its_name_with_the_options_that_it_names(
     my_policies: str,
 ) -> None:
     config = Config(mode="dynamic", max_batch_size=9, token_budget=99, max_bypass=5)
-    configured: Any = make_policy(f"{my_policies}:Configured", config)
-    named: Any = make_policy(f"{my_policies}:Named", config)
-    assert (configured.limit, named.given) == (9, (99, 5, 3))
+    mine: Any = make_policy(f"{my_policies}:Mine", config)
+    assert mine.given == (9, 99, 5, 3)
 
 
 def test_a_token_budget_that_decodes_alone_use_up_is_refused() -> None:
