@@ -1,5 +1,5 @@
 """The token budget that stall-free takes from the step time: how long an iteration with prompts may
-take, and how it learns that."""
+take, and how it learns that. And fair-slack, which extends it."""
 
 from __future__ import annotations
 
@@ -131,12 +131,8 @@ def planned(waiting: list[Shown], resident: list[Shown], law: Law = LAW) -> Plan
 
 
 def test_decodes_that_would_be_late_are_first_then_prompts_then_the_others_by_slack() -> None:
-    residents = [
-        due(1, 0.6),
-        due(2, 0.5, own=True),
-        due(3, 0.015),
-        due(4, 0.010, own=True),
-    ]
+    told = [due(2, 0.5, own=True), due(4, 0.010, own=True)]
+    residents = [due(1, 0.6), told[0], due(3, 0.015), told[1]]
     plan = planned([prompt(100)], residents)
     assert advanced(plan) == [(4, 1), (3, 1), (50, 100), (2, 1), (1, 1)]
     # a long prompt takes all time until the first decode is due from those that can wait
