@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deferred.entities import Batch, Duplicate, NewBatch, NewItem, RequestCounts, Result, Usage
+from deferred.entities import Batch, Duplicate, NewBatch, NewItem, RequestCounts, Usage
 from deferred.errors import IdempotencyMismatchError, LeaseLostError, NotFoundError
 from deferred.store import JobStore, open_store
 from deferred.store.schema import CHUNK_BYTES, file_chunks
@@ -115,24 +115,6 @@ def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url
 
 
 # --- files of results ------------------------------------------------------------------------
-
-
-def test_results_are_a_file_of_the_batchs_owner_however_large_they_are(store: JobStore) -> None:
-    batch = started(store, 5, output_expires_after_s=60.0)
-    texts = [bytes([65 + i]) * (CHUNK_BYTES * i // 2 + 1) for i in range(5)]
-    store.items.save(
-        WORKER,
-        [Result(item.lease, True, text) for item, text in zip(claim(store, 5), texts, strict=True)],
-    )
-    ended = finalise(store, NOW_S + 7)
-    assert ended.output_file_id is not None
-    file = store.files.get(OWNER, ended.output_file_id, NOW_S + 7)
-    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
-    assert (file.created_at, file.expires_at) == (NOW_S + 7, NOW_S + 67)
-    content = b"".join(store.files.content(OWNER, file.id, NOW_S))
-    assert content == b"".join(text + b"\n" for text in texts)
-    with pytest.raises(NotFoundError):
-        store.files.get("other", file.id, NOW_S)
 
 
 def test_a_worker_that_loses_the_lease_midway_leaves_no_trace(store: JobStore) -> None:

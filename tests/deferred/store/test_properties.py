@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 from sqlalchemy import Connection
@@ -18,6 +19,7 @@ from deferred.entities import (
     Item,
     ItemState,
     LineError,
+    NewItem,
     Progress,
     RequestCounts,
     Unrun,
@@ -33,7 +35,6 @@ from tests.deferred.jobs import (
     create,
     emptied,
     lines_of,
-    new_items,
     result,
     rows_of,
     unrun,
@@ -51,7 +52,6 @@ LEAST = {
     "finalisation.CHUNKS_A_COMMIT": 1,
     "chunks.CHUNK_BYTES": 99,
 }
-BODY_BYTES = len(new_items(1)[0].body)
 ERRORS = (LineError("invalid_json_line", "not \0 JSON", 2), LineError("x", "y", param="body"))
 STATES: list[ItemState] = ["pending", "running", "completed", "failed", "expired", "cancelled"]
 ENDS: list[BatchStatus] = ["failed", "completed", "expired", "cancelled"]
@@ -221,7 +221,7 @@ class Walk:
 
     def validate_on(self, job: Job, worker: str) -> None:
         then = self.rng.choice(["start", "start", "fail", "give up", "", ""])
-        items = new_items(self.rng.randint(1, 6))
+        items = [NewItem(n, f"id-{n}", b"x" * n) for n in range(1, self.rng.randint(2, 7))]
         with self.holding(job, worker, "validating"):
             assert self.store.items.add(job.id, worker, items) == []
             job.added = max(job.added, len(items))
@@ -255,6 +255,10 @@ class Walk:
             job.enter(job.outcome or "completed", self.now_s)
             output = lines_of(self.store, OWNER, batch.output_file_id, self.now_s)
             errors = lines_of(self.store, OWNER, batch.error_file_id, self.now_s)
+            for id, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
+                if id is not None:
+                    file = self.store.files.get(OWNER, id, self.now_s)
+                    assert file.filename == f"{job.id}_{kind}.jsonl"
             lines = list(enumerate(job.lines, start=1))
             assert [(one["custom_id"], one["attempt"]) for one in output] == [
                 (f"id-{number}", line.attempt)
@@ -313,7 +317,7 @@ class Walk:
 
     def claim(self) -> None:
         worker, model, n = self.worker, self.model, self.rng.randint(0, 6)
-        most = self.rng.choice([0, 2, 4, 99])  # bodies
+        most_bytes = self.rng.choice([0, 3, 6, 99])
         jobs = [j for j in self.jobs.values() if (j.status, j.model) == ("in_progress", model)]
         pending = [
             (job, number, line)
@@ -321,15 +325,16 @@ class Walk:
             for number, line in enumerate(job.lines, start=1)
             if line.state == "pending"
         ]
+        fit = sum(end <= most_bytes for end in accumulate(number for _, number, _ in pending[:n]))
         expected = []
-        for job, number, line in pending[: min(n, max(1, most))]:
+        for job, number, line in pending[:n][: max(1, fit)]:
             line.state, line.worker, line.until = "running", worker, self.now_s + LEASE_S
             line.attempt += 1
-            body = new_items(1, number)[0].body
-            expected.append((job.id, number, line.attempt, line.lost, body, job.expires_at))
-        items = self.store.items.claim(worker, model, n, self.now_s, most * BODY_BYTES)
+            shown = job.id, number, line.attempt, line.lost, number, job.expires_at
+            expected.append(shown)
+        items = self.store.items.claim(worker, model, n, self.now_s, most_bytes)
         assert [
-            (one.batch_id, one.line, one.lease.attempt, one.lost, one.body, one.deadline)
+            (one.batch_id, one.line, one.lease.attempt, one.lost, len(one.body), one.deadline)
             for one in items
         ] == expected
         self.seen += items

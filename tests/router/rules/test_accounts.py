@@ -1,13 +1,10 @@
-"""The breaker and the limit of buffered bytes, each against a plain account."""
-
-from dataclasses import dataclass
+"""The breaker against a plain account."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.rules.breaker import CLOSE_AFTER, LEAST_FAILURES, REMEMBERED, Breaker, State
 from router.rules.breaker import WINDOW_S as VERDICTS_S
-from router.rules.buffers import BufferLimit
 
 
 def failing(breaker: Breaker, times: int, now: float) -> None:
@@ -65,29 +62,3 @@ def test_verdicts_on_requests_sent_before_it_opened_do_not_count_after() -> None
     assert breaker.state(5.0) is State.HALF_OPEN
     breaker.began(old[3])
     assert not breaker.admits(5.0)
-
-
-LIMIT_BYTES = 100
-
-
-@dataclass
-class Body:
-    buffered_bytes: int = 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 60))))
-def test_no_more_is_buffered_than_allowed_and_all_of_it_comes_back(
-    steps: list[tuple[int, int | None]],
-) -> None:
-    limit, bodies = BufferLimit(LIMIT_BYTES), [Body() for _ in range(4)]
-    for which, more in steps:
-        before = sum(body.buffered_bytes for body in bodies)
-        if more is None:
-            limit.release_all(bodies[which])
-            assert bodies[which].buffered_bytes == 0
-        else:
-            assert limit.take(bodies[which], more) == (before + more <= LIMIT_BYTES)
-        assert limit.total == sum(body.buffered_bytes for body in bodies) <= LIMIT_BYTES
-    for body in bodies:
-        limit.release_all(body)
-    assert limit.total == 0

@@ -9,10 +9,8 @@ from router.rules.breaker import State as BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork
-from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State, outcome_of
+from router.rules.request import Limits, Outcome, RoutedRequest, State, outcome_of
 from router.rules.upstream import Spec, Upstream
-
-LIMITS = Limits(timeout_s=60, wait_for_s=5, max_queue=10, max_attempts=3)
 
 
 def fleet_of(*limits: int) -> Fleet:
@@ -23,35 +21,14 @@ def fleet_of(*limits: int) -> Fleet:
     return fleet
 
 
-def dispatcher_over(fleet: Fleet) -> tuple[Dispatcher, list[RoutedRequest]]:
-    decided: list[RoutedRequest] = []
-    return Dispatcher(fleet, LeastWork(), LIMITS, decided.append), decided
+def dispatcher_over(fleet: Fleet) -> Dispatcher:
+    return Dispatcher(fleet, LeastWork(), Limits(max_attempts=3), lambda request: None)
 
 
 def at(request: RoutedRequest) -> Upstream:
     assert request.state is State.PLACED
     assert request.upstream is not None
     return request.upstream
-
-
-@pytest.mark.parametrize(
-    ("ready", "waits_s", "refusal"), [(True, 60, Refusal.TIMEOUT), (False, 5, Refusal.UNAVAILABLE)]
-)
-def test_timeout_bounds_the_wait_for_a_place_and_wait_for_the_wait_for_a_live_upstream(
-    ready: bool, waits_s: float, refusal: Refusal
-) -> None:
-    fleet = fleet_of(1)
-    dispatcher, decided = dispatcher_over(fleet)
-    dispatcher.arrive("m", 0.0)
-    if not ready:
-        next(iter(fleet)).probe_failed("refused", timed_out=False)
-    waiting = dispatcher.arrive("m", 1.0)
-    assert dispatcher.next_tick(1.0) == 1.0 + waits_s
-    dispatcher.tick(0.9 + waits_s)
-    assert waiting.state is State.WAITING
-    dispatcher.tick(1.0 + waits_s)
-    assert decided == [waiting]
-    assert waiting.refusal is refusal
 
 
 def test_probes_keep_the_latency_fresh_also_of_a_server_that_gets_no_requests() -> None:
@@ -131,7 +108,7 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
     outcome: Outcome, requests: int, attempts: int, opened: int
 ) -> None:
     fleet = fleet_of(1, 1, 1)
-    dispatcher, _ = dispatcher_over(fleet)
+    dispatcher = dispatcher_over(fleet)
     for _ in range(requests):
         request = dispatcher.arrive("m", 0.0)
         for attempt in range(attempts):
@@ -146,7 +123,7 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
 
 def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow() -> None:
     fleet = fleet_of(2)
-    dispatcher, _ = dispatcher_over(fleet)
+    dispatcher = dispatcher_over(fleet)
     request = dispatcher.arrive("m", 0.0, deferred=True)
     before = at(request).latency_s
     dispatcher.began(request, 300.0)
@@ -156,7 +133,7 @@ def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow()
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
     fleet = fleet_of(50, 50)
     first, second = fleet
-    dispatcher, _ = dispatcher_over(fleet)
+    dispatcher = dispatcher_over(fleet)
     for _ in range(50):
         request = dispatcher.arrive("m", 0.0, client="a", only=first)
         dispatcher.release(request, Outcome.FAILURE, 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.rules.budget import FLOOR, RATIO, WINDOW_S
+from router.rules import budget
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork, PowerOfTwo, PrefixAffinity, RoundRobin
@@ -49,6 +49,7 @@ class Walk:
         self.answers: Counter[int] = Counter()
         self.known: dict[Upstream, Known] = {}
         self.waited: set[int] = set()
+        self.unserved: dict[str, float] = {}  # models that are waited for, and since when
         self.reached: set[int] = set()
         self.dispatcher = Dispatcher(self.fleet, self.rng.choice(POLICIES)(), LIMITS, self.decided)
 
@@ -60,6 +61,8 @@ class Walk:
             if not request.bound:  # one that is bound ends as soon as its servers are lost
                 unknown = not self.serving(request.model) and self.complete
                 assert unknown is (request.refusal is Refusal.UNKNOWN_MODEL)
+                if request.refusal is Refusal.UNAVAILABLE:
+                    assert self.now >= self.may_wait_until(request)
             assert (request.refusal is Refusal.TIMEOUT) <= (self.now >= request.deadline)
             return
         self.placed(request)
@@ -71,6 +74,11 @@ class Walk:
             and (t.deferred, t.seq) < (request.deferred, request.seq)
         ]
         assert not overtaken
+
+    def may_wait_until(self, request: RoutedRequest) -> float:
+        """For a server that could take it."""
+        since = self.unserved.get(request.model, self.now)
+        return max(since, request.arrived) + LIMITS.wait_for_s
 
     def placed(self, request: RoutedRequest) -> None:
         assert request.state is State.PLACED
@@ -216,14 +224,14 @@ class Walk:
                 self.dispatcher.release(request, outcome, self.now)
             if outcome is not Outcome.UNREACHABLE:
                 self.reached.add(request.seq)
-            recent = [s for s in known.sent if s > int(self.now) - WINDOW_S]
-            retried = [s for s in known.retried if s > int(self.now) - WINDOW_S]
+            recent = [s for s in known.sent if s > int(self.now) - budget.WINDOW_S]
+            retried = [s for s in known.retried if s > int(self.now) - budget.WINDOW_S]
             may = (
                 any(allowed(request, u) and self.usable(u) for u in self.serving(request.model))
                 and len(request.tried) < LIMITS.max_attempts
                 and (request.repeatable or request.seq not in self.reached)
                 and self.now < request.deadline
-                and len(retried) < RATIO * len(recent) + FLOOR
+                and len(retried) < budget.RATIO * len(recent) + budget.FLOOR
             )
             if outcome in (Outcome.SUCCESS, Outcome.DEPARTED) or self.rng.random() < 0.2:
                 may = False
@@ -253,12 +261,14 @@ class Walk:
 
     def require_account(self) -> None:
         waiting = self.in_state(State.WAITING)
+        models = {t.model for t in waiting if not any(map(self.usable, self.serving(t.model)))}
+        self.unserved = {model: self.unserved.get(model, self.now) for model in models}
         for upstream in self.known:
             held, limit = self.on(upstream), upstream.spec.limit
             assert upstream.in_flight == len(held) <= limit
             assert upstream.deferred == sum(t.deferred for t in held) <= max(1, limit // 2)
         for request in waiting:
-            assert self.now < request.deadline
+            assert self.now < min(request.deadline, self.may_wait_until(request))
             may = [u for u in self.serving(request.model) if allowed(request, u)]
             assert not any(self.free(u, request.deferred) for u in may)
             assert any(map(self.usable, may)) or not request.bound
@@ -290,6 +300,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(3000), marks=pytest.mark.long)])
-def test_the_books_close_whatever_happens(seeds: range) -> None:
+def test_the_books_close_whatever_happens(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "FLOOR", 1)  # so that it is often spent
     for seed in seeds:
         Walk(seed).go(200)
