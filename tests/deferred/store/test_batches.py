@@ -2,7 +2,9 @@
 `test_properties.py` takes their steps in any order."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -84,31 +86,29 @@ def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobS
     assert (item.body, item.lost) == (b"\x00\xff", 0)
 
 
-def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
-    """Two servers, two threads each, all after the same items."""
-    stores = [open_store(postgresql_url) for _ in range(2)]
-    batch = started(stores[0], 300)
-    seen: list[int] = []
-    failures: list[BaseException] = []
+def test_servers_that_start_at_once_on_one_postgresql_migrate_once_and_record_each_line_once(
+    postgresql_url: str,
+) -> None:
+    barrier = threading.Barrier(4)
 
-    def work(store: JobStore, worker: str) -> None:
-        try:
-            while items := claim(store, 7, worker=worker):
-                counted = store.items.save(worker, [result(item) for item in items])
-                assert counted == len(items)
-                seen.extend(item.line for item in items)
-        except BaseException as error:
-            failures.append(error)
+    def start(_: int) -> JobStore:
+        barrier.wait()
+        return open_store(postgresql_url)
 
-    threads = [threading.Thread(target=work, args=(stores[i % 2], f"worker {i}")) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    def work(store: JobStore, worker: str) -> list[int]:
+        seen: list[int] = []
+        while items := claim(store, 7, worker=worker):
+            assert store.items.save(worker, [result(item) for item in items]) == len(items)
+            seen += [item.line for item in items]
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        stores = [*pool.map(start, range(4))]
+        batch = started(stores[0], 300)
+        seen = [*pool.map(work, stores, "abcd")]
     # a thread may have found all that is left locked by the others, and ended
-    work(stores[0], "worker 0")
-    assert sorted(seen) == list(range(1, 301))
+    seen.append(work(stores[0], "a"))
+    assert sorted(chain(*seen)) == list(range(1, 301))
     assert stores[1].batches.get(OWNER, batch.id).counts == RequestCounts(300, completed=300)
     for store in stores:
         store.close()

@@ -4,7 +4,6 @@ it is locked or its disk is full."""
 import os
 import shutil
 import sqlite3
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
-from deferred.store import JobStore, database, open_store
+from deferred.store import database, open_store
 from deferred.store.migrations import SCRIPTS, migrate
 from deferred.store.schema import metadata
 from tests.deferred.jobs import (
@@ -118,21 +117,6 @@ def test_each_release_changes_a_database_that_is_there_once_and_wholly(
         connection.execute(text("DROP TABLE alembic_version"))
     with pytest.raises(UnknownSchemaError, match="before the first release"):
         open_store(store_url)
-
-
-def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_url: str) -> None:
-    barrier = threading.Barrier(4)
-
-    def start(_: int) -> JobStore:
-        barrier.wait()
-        return open_store(postgresql_url)
-
-    with ThreadPoolExecutor(4) as pool:
-        opened = [*pool.map(start, range(4))]
-    started(opened[0], 2)
-    assert len(claim(opened[1], 9)) == 2
-    for store in opened:
-        store.close()
 
 
 @pytest.mark.parametrize("url", ["mysql://me:secret@host/jobs", "sqlite://", "postgresql://host"])

@@ -205,8 +205,8 @@ class Walk:
     # --- batches ----------------------------------------------------------------------------
 
     def create(self) -> None:
-        if len(self.jobs) < 5:
-            model, window_s = self.model, LEASE_S * self.rng.choice([1, 6])
+        if sum(job.status not in ENDS for job in self.jobs.values()) < 4:
+            model, window_s = self.model, LEASE_S * self.rng.choice([2, 9, 30])
             batch = create(self.store, model=model, expires_at=self.now_s + window_s)
             self.jobs[batch.id] = Job(batch.id, model, self.now_s + window_s)
 
@@ -220,7 +220,7 @@ class Walk:
             self.validate_on(job, worker)
 
     def validate_on(self, job: Job, worker: str) -> None:
-        then = self.rng.choice(["start", "start", "fail", "give up", "", ""])
+        then = self.rng.choice(["start", "start", "start", "fail", "give up", ""])
         items = [NewItem(n, f"id-{n}", b"x" * n) for n in range(1, self.rng.randint(2, 7))]
         with self.holding(job, worker, "validating"):
             assert self.store.items.add(job.id, worker, items) == []
@@ -342,7 +342,7 @@ class Walk:
     def save(self) -> None:
         """Also what others hold, what was lost, and another result of the same."""
         worker, good, count = self.worker, self.rng.random() < 0.7, 0
-        chosen = self.rng.sample(self.seen, self.rng.randint(0, min(9, len(self.seen))))
+        chosen = self.rng.sample(self.seen, self.rng.randint(0, len(self.seen)))
         for item in chosen:
             if line := self.line_of(item, worker):
                 line.state = "completed" if good else "failed"
@@ -380,27 +380,29 @@ class Walk:
         assert self.store.items.recover(self.now_s) == count
 
     def wait(self) -> None:
-        self.now_s += LEASE_S * self.rng.choice([0.5, 1])
+        self.now_s += LEASE_S / 2
 
     # --- the walk ---------------------------------------------------------------------------
 
     def go(self, steps: int) -> None:
         rare = [self.crash, self.cancel, self.release, self.sweep, self.go_on, self.withdraw]
-        often = [self.create, self.validate, self.claim, self.save, self.heartbeat, self.recover]
-        often += [self.end_due, self.finalise, self.wait]
+        rare += [self.heartbeat, self.recover, self.end_due, self.wait, self.wait]
+        often = [self.create, self.validate, self.claim, self.claim, self.save, self.finalise]
         for _ in range(steps):
             self.rng.choice([*rare, *often, *often])()
-            self.seen = self.seen[-20:]
+            self.seen = self.seen[-12:]
             self.require_account()
         while not all(job.status in ENDS for job in self.jobs.values()):
-            self.rng.choice(often[1:])()  # however it went, workers that live bring all to an end
+            self.rng.choice(
+                [*often[1:], self.recover]
+            )()  # however it went, workers that live bring all to an end
             self.require_account()
         self.store.close()
         self.folder.cleanup()
 
     def require_account(self) -> None:
         jobs = list(self.jobs.values())
-        shown = self.store.batches.list(OWNER).data
+        shown = self.store.batches.list(OWNER, limit=99).data
         for job, batch in zip(reversed(jobs), shown, strict=True):
             assert job.id == batch.id
             job.require_shown(batch)
@@ -417,8 +419,8 @@ class Walk:
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        ("sqlite", 800),
-        ("postgresql", 150),
+        ("sqlite", 1500),
+        ("postgresql", 200),
         pytest.param("sqlite", 50_000, marks=pytest.mark.long),
         pytest.param("postgresql", 5_000, marks=pytest.mark.long),
     ],

@@ -153,7 +153,9 @@ class Walk:
 
     def time_passes(self, seconds: float | None = None) -> None:
         """As the data plane's timer lets it: never past the next tick without a tick."""
-        until = self.now + (self.rng.choice([0.1, 1.0, 7.0, 20.0]) if seconds is None else seconds)
+        until = self.now + (
+            self.rng.choice([0.1, 0.1, 0.1, 1.0, 7.0, 20.0]) if seconds is None else seconds
+        )
         while (at := self.dispatcher.next_tick(self.now)) is not None and at <= until:
             self.now = at
             self.dispatcher.tick(self.now)
