@@ -381,6 +381,8 @@ class Walk:
 
     def wait(self) -> None:
         self.now_s += LEASE_S / 2
+        if self.rng.random() < 0.5:
+            self.end_due()
 
     # --- the walk ---------------------------------------------------------------------------
 
