@@ -52,7 +52,7 @@ from client.options.rules import (
     recipe_from,
     require_rate,
 )
-from client.report.tables import Table
+from client.report.tables import Table, rendered
 from client.report.words import contained, objectives_text
 from client.workloads.recipe import Recipe, make, used, varied
 from client.workloads.spec import SpecError
@@ -180,37 +180,22 @@ class Findings:
 
     def as_text(self) -> str:
         """The report for people: what was tried, the brackets, and the capacity where it is."""
-        lines = [f"server: {described(self.server) or 'unknown, since no /stats were read'}"]
-        if self.objectives is not None:
-            wanted = objectives_text(self.objectives)
-            lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
-        if self.probes:
-            head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
-            rows = [
-                (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-                 _word(p.passes(self.share)), p.verdict, str(p.plays))
-                for p in self.probes
-            ]  # fmt: skip
-            lines += ["", Table(head, rows, left=0).as_text(), ""]
-        widest = (1 + self.precision) * (1 + 1e-9)  # of a search that was not cut short
-        lines += [
-            f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
-            + (", undecided since the client was late" if b.failed / b.passed > widest else "")
-            for b in self.brackets
-        ]
-        name = self.system.name
-        if self.brackets:
-            found = over_seeds(self.brackets)
-            interval = "too few seeds for an interval"
-            if found.low is not None and found.high is not None:
-                interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
-            lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")
-            lines.append(contained(self.recipe.arrivals))
-        else:
-            lines.append(f"capacity of {name}: not found")
-        if self.reason is not None:
-            lines.append(f"{self.verdict}, ended early: {self.reason}")
-        return "\n".join(lines)
+        rows = [
+            (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
+             _word(p.passes(self.share)), p.verdict, str(p.plays))
+            for p in self.probes
+        ]  # fmt: skip
+        head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
+        return rendered(
+            "capacity.txt.j2",
+            f=self,
+            server=described(self.server),
+            objectives=self.objectives and objectives_text(self.objectives),
+            probes=Table(head, rows, left=0),
+            widest=(1 + self.precision) * (1 + 1e-9),  # of a search that was not cut short
+            capacity=over_seeds(self.brackets) if self.brackets else None,
+            contained=contained(self.recipe.arrivals),
+        ).rstrip()
 
     def figures(self) -> dict[str, Any]:
         """The same for machines."""

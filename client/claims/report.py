@@ -22,7 +22,7 @@ from client.claims.verdict import Block, doubted, events, false_alarms, find
 from client.load.machine import commit, machine
 from client.load.records import Run
 from client.report.pictures import drawn, in_seconds, named
-from client.report.tables import Table
+from client.report.tables import Table, rendered
 from client.report.words import ratio_text, seconds
 
 COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
@@ -137,33 +137,8 @@ def _values(played: Played, part: str, side: str, metric: Metric) -> Floats:
 
 def as_text(found: dict[str, Any]) -> str:
     """For a terminal."""
-    traffic, calm = (found[part] for part in PARTS)
-    head = f"{found['policy']} over {found['baseline']}, {found['model']}"
-    lines = [
-        f"{head}: {found['source']}",
-        f"  claim     {found['claim']}",
-        f"  load      {traffic['load']:g} times what the server can serve, {traffic['blocks']} "
-        f"seeds, {traffic['requests']} requests a side",
-        f"  measured  {measured(found)}",
-        f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
-        f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
-    ]
-    if (alarms := traffic["false_alarms"]) is not None:
-        lines.append(
-            f"  trust     of 1,000 resampled repeats {alarms:.1%} see the baseline as better"
-        )
-    return "\n".join([*lines, "", *("    " + x for x in figures(found).as_text().splitlines())])
-
-
-def measured(found: dict[str, Any]) -> str:
-    """The deciding ratio, beside the paper's."""
-    traffic = found["traffic"]
-    text = f"{found['metric']}, {found['policy']} / {found['baseline']}: {ratio(traffic)}"
-    if found["paper"] is not None:
-        text += f"; the paper's: {found['paper']:.2g}"
-    if traffic["visible"] is not None:
-        text += f"; smallest visible effect: {smallest(found, 'traffic')}"
-    return text
+    shown = figures(found).as_text()
+    return rendered("claim.txt.j2", c=found, figures=shown, ratio=ratio, smallest=smallest)
 
 
 def smallest(found: dict[str, Any], part: str) -> str:

@@ -47,15 +47,6 @@ class Job:
         met = self.status == "completed"  # all lines ended within the window
         return {**asdict(self), "deadline_met": met, "tokens_per_s": rate}
 
-    def line(self) -> str:
-        met = "met" if self.status == "completed" else "not met"
-        text = (
-            f"deferred job: {self.status}, {self.completed} of {self.lines} lines done, "
-            f"{self.failed} failed, {self.output_tokens} output tokens in "
-            f"{self.completed_s:.2f} s; window {self.window}: {met}"
-        )
-        return text if self.error is None else f"{text} ({self.error})"
-
 
 def split(workload: Workload) -> tuple[Workload, list[Request]]:
     """The requests to send, and those of the job. SpecError if either is empty."""
