@@ -29,8 +29,7 @@ from api.http.worker.intake import Intake, handled_at_once
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
-from api.jobs.metrics import JobCollector
-from api.metrics import Metrics, register_metrics
+from api.metrics import JobCollector, register_metrics
 from api.openai import routes as openai
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
@@ -55,7 +54,7 @@ from serving.config import Config
 from serving.thread import Engine, Load, load_configured_model
 from telemetry.journal import check_writable
 from telemetry.machine import describe_machine
-from telemetry.stats import Recorders, Stats
+from telemetry.stats import Stats
 from telemetry.tracing import start_tracing
 from text.chat import load_chat_template
 from text.tokenizer import Tokenizer, VocabularyError
@@ -129,11 +128,10 @@ def create_app(
     defaults = sampling_defaults(config)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
-    metrics = Metrics(stats)
     shared = partial(with_deferred, predictor=predictor, **options_of(with_deferred, config))
     manager = BatchingManager(
         policy_of_mode(config, predictor),
-        Recorders(stats, metrics, predictor),
+        [stats, predictor],
         max_batch_size=config.max_batch_size,
         max_waiting=config.max_waiting,
         max_resident=config.most_resident,
@@ -165,7 +163,6 @@ def create_app(
         manager,
         tokenizer,
         stats,
-        metrics,
         departures,
         Writer(config.stream_heartbeat),
         time.perf_counter,
@@ -205,7 +202,7 @@ def create_app(
     app.extensions["tracing"] = tracing
     register_hooks(app, config, time.perf_counter, tracing, served.name)
     collector = JobCollector(jobs)
-    register_metrics(app, metrics, manager, lambda: engine.unused_gpu, served.name, collector)
+    register_metrics(app, stats, manager, lambda: engine.unused_gpu, served.name, collector)
     register_openapi(app, keys=bool(config.keys))
     return app
 

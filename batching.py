@@ -52,7 +52,7 @@ class BatchingManager(Front):
     def __init__(
         self,
         policy: Policy,
-        recorder: Recorder,
+        recorders: Sequence[Recorder],
         *,
         max_batch_size: int,
         max_waiting: int,
@@ -69,7 +69,7 @@ class BatchingManager(Front):
         `with_deferred`: the policy that replaces the given one when the first deferred request
         arrives; None: it stays.
         `speculation`: plans drafts; None: there are none."""
-        self.recorder = recorder
+        self.recorders = recorders
         self.max_batch_size = max_batch_size
         self.max_resident = max_batch_size if max_resident is None else max_resident
         self.lookahead = lookahead
@@ -79,7 +79,7 @@ class BatchingManager(Front):
         self.history = History(self.max_resident)
         self.in_flight: deque[Iteration] = deque()  # the oldest first
         self._life = Lifecycle(
-            self.queue, policy, with_deferred, recorder, self.history, request_timeout_s
+            self.queue, policy, with_deferred, recorders, self.history, request_timeout_s
         )
         self._failures = Failures(self._life, self.in_flight, max_batch_size)
         # by kind: decodes only, or with prefill or a part of one
@@ -121,27 +121,19 @@ class BatchingManager(Front):
         self.step_since_s = None
         return wait
 
-    def sleep(self, wait: Wait | None, clock: Clock) -> None:
+    def sleep(self, wait: Wait, clock: Clock) -> None:
         """Waits, but not longer than until the queue or the model changes."""
-        if wait is not None and not self.drained:
+        if not self.drained:
             self.queue.sleep(wait.until_s - clock())
 
     # --- begin ------------------------------------------------------------------------------
 
     def begin(self, now_s: float, lay_out: LayOut) -> Iteration | Wait:
         """Plans an iteration and starts it, or says why none can start now."""
-        now_s = self._life.take_in(now_s)
-        alone = self._failures.alone()
-        if (wait := self._must_wait(alone)) is not None:
-            return wait
-        plan = self._plan(now_s, alone)
-        return plan if isinstance(plan, Wait) else self._start(plan, now_s, lay_out)
-
-    def _must_wait(self, alone: Inference | None) -> Wait | None:
-        """What has to happen before anything can be planned. `alone`: the request that must run
-        alone, if there is one."""
         assert self.model is not None
         life = self._life
+        now_s = life.take_in(now_s)
+        alone = self._failures.alone() if self._failures.suspects else None
         if not (self.queue.waiting or life.resident):
             return ArrivalWait()
         if self.in_flight and (
@@ -150,10 +142,14 @@ class BatchingManager(Front):
             or all(inference.done for inference in life.resident.values())
         ):
             return IterationWait()
-        return None if self.model.lost is None else ModelWait(life.next_due_s)
+        if self.model.lost is not None:
+            return ModelWait(life.next_due_s)
+        plan = self._plan(now_s, alone)
+        return plan if isinstance(plan, Wait) else self._start(plan, now_s, lay_out)
 
     def _plan(self, now_s: float, alone: Inference | None) -> Plan | Wait:
-        """Asks the policy, checks what it answers, and preempts what the plan preempts."""
+        """Asks the policy, checks what it answers, and preempts what the plan preempts. `alone`:
+        the request that must run alone, if there is one."""
         life = self._life
         waiting, resident = self.queue.waiting, list(life.resident.values())
         if alone is not None:
@@ -164,7 +160,7 @@ class BatchingManager(Front):
         limit = self._failures.batch_limit
         view = View(
             now_s,
-            ReadOnly(waiting),
+            ReadOnly(waiting) if waiting else (),
             resident,
             limit,
             life.ledger,
@@ -206,33 +202,34 @@ class BatchingManager(Front):
                     return Wait(now_s)
             if any(inference.computed for inference in new):  # prefix hits leave less to compute
                 advance = [Advance(r, min(n, r.known - r.computed)) for r, n in advance]
-        memory.grow(advance)
+        new_blocks = memory.grow(advance)
         rows = cast(Sequence[tuple[Inference, int]], advance)
         hold = cast(Sequence[Inference], plan.hold)
-        used, cached = memory.used, memory.cached
+        used, cached, free = memory.state()
+        preempted, released = life.take_gone()
         record = IterationRecord(
             len(rows) + len(hold),
             with_deferred=life.num_deferred > 0,
             num_waiting=len(self.queue.waiting),
             used_blocks=used,
             cached_blocks=cached,
-            free_blocks=memory.num_blocks - used - cached,
-            preempted=life.take_preempted(),
+            free_blocks=free,
+            preempted=preempted,
         )
-        drafts = self._drafts(rows)
+        drafts = {} if self.speculation is None else self._drafts(self.speculation, rows)
         paused: Sequence[tuple[int, int]] = ()
         if len(life.resident) > record.batch_size:
             planned = {inference.id for inference in (*[row for row, _ in rows], *hold)}
             others = [i for i in life.resident.values() if i.id not in planned and not i.done]
             paused = [(inference.id, inference.slot) for inference in others]
         life.started += 1
-        batch, steps = enter(rows, hold, life.started, memory.take_new_blocks(), drafts)
+        batch, steps = enter(rows, hold, life.started, new_blocks, drafts)
         pending: Pending | Exception
         try:  # what fails from here on is taken back with its iteration
             if error is not None:
                 raise error
             steps = list(lay_out(steps))
-            pending = self.model.start(steps, life.take_released())
+            pending = self.model.start(steps, released)
         except Exception as raised:
             pending = raised
         admitted = {inference.id for inference in new}
@@ -240,11 +237,13 @@ class BatchingManager(Front):
         self.in_flight.append(iteration)
         return iteration
 
-    def _drafts(self, rows: Sequence[tuple[Inference, int]]) -> Mapping[int, int]:
+    def _drafts(
+        self, speculation: Speculation, rows: Sequence[tuple[Inference, int]]
+    ) -> Mapping[int, int]:
         """The drafts of each request. They take the places that the batch limit leaves, and none
         while there are deferred requests, which are given these places."""
-        speculation, life = self.speculation, self._life
-        if speculation is None or life.num_deferred:
+        life = self._life
+        if life.num_deferred:
             return {}
         room = max(self._failures.batch_limit, 1 + speculation.most) - len(rows)
         return speculation.plan(rows, room, life.ledger)
@@ -283,9 +282,11 @@ class BatchingManager(Front):
         # before the responses, so that statistics include their tokens
         start_s = max(iteration.start_s, self._last_end_s)
         record = iteration.complete(outcome, start_s, now_s)
-        life.tell(self.recorder.iteration, record)
+        for recorder in self.recorders:
+            life.tell(recorder.iteration, record)
         self.history.add(record)
-        iteration.add_logprobs(outcome)
+        if outcome.logprobs or outcome.prompt_logprobs:
+            iteration.add_logprobs(outcome)
         rows = zip(iteration.batch, iteration.steps, outcome.tokens, strict=True)
         for i, (inference, step, tokens) in enumerate(rows):
             if inference.end is not None:
@@ -315,7 +316,8 @@ class BatchingManager(Front):
             iteration.batch[i].cause = "constraint"
             life.fail([iteration.batch[i]], f"the request's constraint failed: {reason}", now_s)
         life.retire(now_s)
-        self._failures.succeeded(now_s)
+        if self._failures.recovering:
+            self._failures.succeeded(now_s)
 
 
 # --- the three modes ------------------------------------------------------------------------
@@ -325,21 +327,24 @@ def no_batching_loop(manager: BatchingManager, clock: Clock) -> None:
     """One request at a time, in one row."""
     while not manager.drained:
         wait = manager.step(MODES["nobatch"].lay_out, clock)
-        manager.sleep(wait, clock)
+        if wait is not None:
+            manager.sleep(wait, clock)
 
 
 def static_batching_loop(manager: BatchingManager, clock: Clock) -> None:
     """A batch forms, runs until its longest request ends, and leaves together: a rectangle."""
     while not manager.drained:
         wait = manager.step(MODES["static"].lay_out, clock)
-        manager.sleep(wait, clock)
+        if wait is not None:
+            manager.sleep(wait, clock)
 
 
 def dynamic_batching_loop(manager: BatchingManager, clock: Clock) -> None:
     """Requests join and leave at every iteration: a ragged pack."""
     while not manager.drained:
         wait = manager.step(MODES["dynamic"].lay_out, clock)
-        manager.sleep(wait, clock)
+        if wait is not None:
+            manager.sleep(wait, clock)
 
 
 LOOPS: dict[ModeName, Callable[[BatchingManager, Clock], None]] = {

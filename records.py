@@ -83,6 +83,7 @@ class IterationRecord:
     start_s: float = 0.0
     duration_s: float = 0.0
     num_positions: int = 0  # computed, padding included
+    padding: int = 0
     num_drawn: int = 0  # rows whose requests received tokens
     num_generated: int = 0  # tokens that they received
     deferred_generated: int = 0
@@ -90,15 +91,6 @@ class IterationRecord:
     rejected_drafts: int = 0
     # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
-
-    @property
-    def padding(self) -> int:
-        return self.num_positions - self.num_tokens - self.rejected_drafts
-
-    @property
-    def num_drafts(self) -> int:
-        """Computed, each as a row of its own."""
-        return self.accepted_drafts + self.rejected_drafts
 
 
 def counted(starts: Sequence[int], counts: Sequence[int]) -> tuple[int, int, int]:
@@ -132,6 +124,34 @@ class RequestRecord:
     cached_tokens: int | None = None
     accepted_drafts: int = 0
     rejected_drafts: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return self.end in ("length", "stop")
+
+    # of a completed request
+
+    @property
+    def queue_s(self) -> float:
+        assert self.admitted_s is not None
+        return self.admitted_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float:
+        assert self.first_token_s is not None
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(end - first token) / (tokens - 1): None for a single token."""
+        assert self.first_token_s is not None
+        if self.generated < 2:
+            return None
+        return (self.end_s - self.first_token_s) / (self.generated - 1)
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.arrival_s
 
 
 class Recorder(Protocol):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -198,12 +197,6 @@ class Request(Protocol):
 class Advance(NamedTuple):
     request: Request
     num_tokens: int  # to compute now: known - computed, or less
-
-
-def all_that_is_left(requests: Sequence[Request]) -> list[Advance]:
-    """Takes a third of the time of Advance(...): 0.2 us less for each request."""
-    left = [request.known - request.computed for request in requests]
-    return list(map(partial(tuple.__new__, Advance), zip(requests, left, strict=True)))
 
 
 class Trial(Protocol):

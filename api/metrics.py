@@ -1,20 +1,15 @@
 """`/metrics` for Prometheus, with the names of text-generation-inference, so that its Grafana
 dashboard works with this server; docs/metrics.md defines them.
 
-Sums are those of `/stats` (`telemetry/totals.py`); histograms are kept here. Receiving a record is
-a few additions in the loop's thread; cumulation and text are made in the reader's thread.
-prometheus_client's own types take a lock for each value of each series, in the loop's thread.
+The figures are kept by `telemetry/stats.py`; cumulation and text are made here, in the reader's
+thread. prometheus_client's own types take a lock for each value of each series, in the loop's
+thread.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from flask import Flask, Response, request
@@ -28,19 +23,14 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from api.vllm_names import under_vllms_names
 from batching import BatchingManager
-from records import PHASES, End, IterationRecord, RequestRecord, phase_of
-from requested import ServiceClass
-from telemetry.durations import latency_s, queue_s, ttft_s
-from telemetry.stats import Stats
-from telemetry.totals import Totals
+from deferred.jobs import Jobs
+from records import PHASES, End
+from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
 
-DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
 LENGTH_BUCKETS = 100
 REFUSED = {**dict.fromkeys((400, 413, 415, 422), "validation"), 429: "overloaded"}
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
-CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
     (
         "/",
@@ -54,148 +44,82 @@ GENERATING = frozenset(
     )
 )
 
-_REQUEST_DURATIONS = {
-    "tgi_request_duration": "From arrival to end, in seconds like all durations",
-    "tgi_request_validation_duration": "From arrival to the queue",
-    "tgi_request_queue_duration": "From arrival to admission",
-    "tgi_request_inference_duration": "From admission to end",
-    "tgi_request_mean_time_per_token_duration": "From admission to end, per generated token",
-    "eb_request_prefill_seconds": "From admission to first token",
-    "eb_request_decode_seconds": "From first token to last",
+# name: the field of Distributions, and the text
+_DURATIONS = {
+    "tgi_request_duration": ("latency", "From arrival to end, in seconds like all durations"),
+    "tgi_request_validation_duration": ("validation", "From arrival to the queue"),
+    "tgi_request_queue_duration": ("queue", "From arrival to admission"),
+    "tgi_request_inference_duration": ("inference", "From admission to end"),
+    "tgi_request_mean_time_per_token_duration": (
+        "per_token",
+        "From admission to end, per generated token",
+    ),
+    "eb_request_prefill_seconds": ("prefill", "From admission to first token"),
+    "eb_request_decode_seconds": ("decode", "From first token to last"),
 }
-_OWN_DURATIONS = {
-    "eb_time_to_first_token_seconds": "From arrival to first token",
-    "eb_inter_token_seconds": "Between two tokens of a request",
+# name: the field, its label, and the text
+_LABELLED_DURATIONS = {
+    "eb_time_to_first_token_seconds": ("ttft", "class", "From arrival to first token"),
+    "eb_inter_token_seconds": ("inter_token", "class", "Between two tokens of a request"),
+    "tgi_batch_inference_duration": ("iterations", "method", "An iteration"),
+    "tgi_batch_forward_duration": (
+        "iterations",
+        "method",
+        "An iteration; forward pass and sampling are one here",
+    ),
 }
-_ITERATION_DURATIONS = {
-    "tgi_batch_inference_duration": "An iteration",
-    "tgi_batch_forward_duration": "An iteration; forward pass and sampling are one here",
-}
-PROMPT_LENGTH = "tgi_request_input_length"
 _LENGTHS = {
-    PROMPT_LENGTH: "Tokens of the prompt",
-    "tgi_request_max_new_tokens": "Requested tokens",
-    "tgi_request_generated_tokens": "Tokens generated",
+    "tgi_request_input_length": ("prompt_tokens", "Tokens of the prompt"),
+    "tgi_request_max_new_tokens": ("max_tokens", "Requested tokens"),
+    "tgi_request_generated_tokens": ("generated", "Tokens generated"),
 }
+
+# our names: vLLM's, for which Gateway API's inference extension, llm-d, rules of autoscalers and
+# vLLM's dashboards look. The extension's protocol asks for the first three; older dashboards read
+# the names behind.
+VLLM_NAMES = {
+    "tgi_queue_size": ("num_requests_waiting",),
+    "tgi_batch_current_size": ("num_requests_running",),
+    "eb_kv_used_ratio": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "eb_kv_blocks_info": ("cache_config_info",),
+    "eb_prompt_tokens": ("prompt_tokens",),
+    "eb_generated_tokens": ("generation_tokens",),
+    "eb_preemptions": ("num_preemptions",),
+    "eb_prefix_cache_looked_up_tokens": ("prefix_cache_queries",),
+    "eb_prefix_cache_hit_tokens": ("prefix_cache_hits",),
+    "eb_requests": ("request_success",),
+    "eb_time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "eb_inter_token_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "tgi_request_duration": ("e2e_request_latency_seconds",),
+    "tgi_request_queue_duration": ("request_queue_time_seconds",),
+    "tgi_request_inference_duration": ("request_inference_time_seconds",),
+    "eb_request_prefill_seconds": ("request_prefill_time_seconds",),
+    "eb_request_decode_seconds": ("request_decode_time_seconds",),
+    "tgi_request_input_length": ("request_prompt_tokens",),
+    "tgi_request_generated_tokens": ("request_generation_tokens",),
+    "tgi_request_max_new_tokens": ("request_params_max_tokens",),
+}
+REASON = "finished_reason"
+REASONS = ("length", "stop")  # of a success
 
 # The exposition format allows any name for a counter; the library requires _total.
 _TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
 
 
-class Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def cumulated(self) -> list[tuple[str, float]]:
-        total, buckets = 0, []
-        for bound, count in zip([*self.bounds, "+Inf"], self.counts, strict=True):
-            total += count
-            buckets.append((str(bound), float(total)))
-        return buckets
+def families(stats: Stats, manager: BatchingManager) -> list[Metric]:
+    totals, distributions = stats.since_start()
+    return [
+        *_counters(totals, distributions, manager.failed_iterations),
+        *_histograms(totals, distributions, manager),
+        *_gauges(manager),
+    ]
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What `/stats` does not show."""
-
-    refused: Counter[str] = field(default_factory=Counter)  # by TGI's word
-    durations: dict[str, Histogram] = field(
-        default_factory=lambda: {name: Histogram(DURATIONS_S) for name in _REQUEST_DURATIONS}
-    )
-    by_class: dict[tuple[str, ServiceClass], Histogram] = field(
-        default_factory=lambda: {
-            (name, of): Histogram(DURATIONS_S) for name in _OWN_DURATIONS for of in CLASSES
-        }
-    )
-    lengths: dict[str, Counter[int]] = field(
-        default_factory=lambda: {name: Counter() for name in _LENGTHS}
-    )
-    skipped: Counter[int] = field(default_factory=Counter)  # accepted drafts of a drawing row
-    iterations: dict[str, Histogram] = field(
-        default_factory=lambda: {method: Histogram(DURATIONS_S) for method in PHASES}
-    )
-
-
-class Metrics:
-    """A records.Recorder, and the handlers' counts. All methods may be called from any thread."""
-
-    def __init__(self, stats: Stats) -> None:
-        """`stats` receives the same records."""
-        self._stats = stats
-        self._lock = threading.Lock()
-        self._counts = _Counts()
-
-    # --- receiving --------------------------------------------------------------------------
-
-    def received(self, validation_s: float) -> None:
-        """An accepted request, and the time since it arrived."""
-        with self._lock:
-            self._counts.durations["tgi_request_validation_duration"].observe(validation_s)
-
-    def refused(self, why: str) -> None:
-        with self._lock:
-            self._counts.refused[why] += 1
-
-    def iteration(self, record: IterationRecord) -> None:
-        method = phase_of(record.rows.kinds)
-        with self._lock:
-            self._counts.iterations[method].observe(record.duration_s)
-            self._counts.skipped[0] += record.num_drawn
-            for accepted in filter(None, record.rows.accepted):
-                self._counts.skipped[0] -= 1
-                self._counts.skipped[accepted] += 1
-            for of, gap_s, times in record.gaps:
-                self._counts.by_class["eb_inter_token_seconds", of].observe(gap_s, times)
-
-    def request(self, record: RequestRecord) -> None:
-        with self._lock:
-            counts = self._counts
-            counts.lengths[PROMPT_LENGTH][record.prompt_tokens] += 1
-            counts.lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
-            if record.end in FAILED:
-                return
-            counts.lengths["tgi_request_generated_tokens"][record.generated] += 1
-            assert record.admitted_s is not None
-            assert record.first_token_s is not None
-            assert record.last_token_s is not None
-            inference_s = record.end_s - record.admitted_s
-            for name, value in (
-                ("tgi_request_duration", latency_s(record)),
-                ("tgi_request_queue_duration", queue_s(record)),
-                ("tgi_request_inference_duration", inference_s),
-                ("tgi_request_mean_time_per_token_duration", inference_s / record.generated),
-                ("eb_request_prefill_seconds", record.first_token_s - record.admitted_s),
-                ("eb_request_decode_seconds", record.last_token_s - record.first_token_s),
-            ):
-                counts.durations[name].observe(value)
-            of = record.service_class
-            counts.by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
-
-    def busy(self, start_s: float, end_s: float) -> None:
-        """Not used: Prometheus computes rates itself."""
-
-    # --- reading ----------------------------------------------------------------------------
-
-    def families(self, manager: BatchingManager) -> list[Metric]:
-        with self._lock:  # only to copy, since the loop needs it too
-            counts = deepcopy(self._counts)
-        totals = self._stats.totals()
-        return [
-            *_counters(counts, totals, manager.failed_iterations),
-            *_histograms(counts, totals, manager),
-            *_gauges(manager),
-        ]
-
-
-def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Iterator[Metric]:
-    refused = counts.refused
-    accepted = sum(counts.durations["tgi_request_validation_duration"].counts)
+def _counters(
+    totals: Totals, distributions: Distributions, failed: Mapping[str, int]
+) -> Iterator[Metric]:
+    refused = totals.refused
+    accepted = sum(distributions.validation.counts)
     count = accepted + refused.total()
     yield _counter("tgi_request_count", "Requests, including refused ones", count)
     yield _counter("tgi_request_success", "Completed requests", totals.count("length", "stop"))
@@ -204,7 +128,7 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     yield _labelled(
         "tgi_request_failure", "Requests without a response, by reason", "err", failures
     )
-    well = {method: sum(counts.iterations[method].counts) for method in PHASES}
+    well = {method: sum(distributions.iterations[method].counts) for method in PHASES}
     badly = {method: failed.get(method, 0) for method in PHASES}
     calls = {method: well[method] + badly[method] for method in PHASES}
     for end, text, values in (
@@ -226,7 +150,7 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     yield family
     deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
     yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", deferred)
-    prompts = sum(size * times for size, times in counts.lengths[PROMPT_LENGTH].items())
+    prompts = sum(size * times for size, times in distributions.prompt_tokens.items())
     yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", prompts)
     yield _counter("eb_generated_tokens", "Generated tokens", totals.generated)
     drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
@@ -239,30 +163,26 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     yield _labelled("eb_positions", "Positions computed", "kind", positions)
 
 
-def _histograms(counts: _Counts, totals: Totals, manager: BatchingManager) -> Iterator[Metric]:
-    for name, text in _REQUEST_DURATIONS.items():
-        histogram = counts.durations[name]
+def _histograms(
+    totals: Totals, distributions: Distributions, manager: BatchingManager
+) -> Iterator[Metric]:
+    for name, (field, text) in _DURATIONS.items():
+        histogram: Histogram = getattr(distributions, field)
         yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
-    for name, text in _OWN_DURATIONS.items():
-        family = HistogramMetricFamily(name, text, labels=["class"])
-        for of in CLASSES:
-            histogram = counts.by_class[name, of]
-            family.add_metric([of], histogram.cumulated(), histogram.sum)
-        yield family
-    for name, text in _ITERATION_DURATIONS.items():
-        family = HistogramMetricFamily(name, text, labels=["method"])
-        for method, histogram in counts.iterations.items():
-            family.add_metric([method], histogram.cumulated(), histogram.sum)
+    for name, (field, label, text) in _LABELLED_DURATIONS.items():
+        family = HistogramMetricFamily(name, text, labels=[label])
+        for value, histogram in getattr(distributions, field).items():
+            family.add_metric([value], histogram.cumulated(), histogram.sum)
         yield family
     if manager.model is not None:
         most = manager.model.context
         bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
-        for name, text in _LENGTHS.items():
-            yield _of_counts(name, text, bounds, counts.lengths[name])
+        for name, (field, text) in _LENGTHS.items():
+            yield _of_counts(name, text, bounds, getattr(distributions, field))
     most_drafts = 0 if manager.speculation is None else manager.speculation.most
     bounds = [float(n) for n in range(most_drafts + 1)]
     text = "Accepted drafts of a row in an iteration"
-    yield _of_counts("tgi_request_skipped_tokens", text, bounds, counts.skipped)
+    yield _of_counts("tgi_request_skipped_tokens", text, bounds, distributions.accepted)
     sizes = range(1, manager.max_batch_size + 1)
     text = "Rows of an iteration"
     yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], totals.iterations)
@@ -315,27 +235,77 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
         yield blocks
 
 
+def under_vllms_names(families: Iterable[Metric], model: str) -> Iterator[Metric]:
+    """Each of these families a second time, with the label `model_name`. Types and meanings are
+    vLLM's; docs/metrics.md says what is counted otherwise."""
+    for family in families:
+        for name in VLLM_NAMES.get(family.name, ()):
+            other = Metric(f"vllm:{name}", family.documentation, family.type)
+            for sample in family.samples:
+                labels = {"model_name": model, **sample.labels}
+                if (end := labels.pop("end", None)) is not None:
+                    if end not in REASONS:
+                        continue
+                    labels[REASON] = end
+                suffix = sample.name.removeprefix(family.name)
+                other.add_sample(other.name + suffix, labels, sample.value)
+            yield other
+
+
+class JobCollector(Collector):
+    """Stored jobs: what the maintenance last read; does not query the database."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        progress = self._jobs.progress
+        yield GaugeMetricFamily(
+            "eb_job_store_up",
+            "1 if the job store is open and responds",
+            progress is not None,
+        )
+        if progress is None:
+            return
+        batches = GaugeMetricFamily("eb_batches", "Stored batches, by status", labels=["status"])
+        for status, count in progress.batches.items():
+            batches.add_metric([status], count)
+        yield batches
+        lines = GaugeMetricFamily(
+            "eb_batch_lines", "Lines of stored batches, by state", labels=["state"]
+        )
+        for state, count in progress.items.items():
+            lines.add_metric([state], count)
+        yield lines
+        if progress.next_deadline is not None:
+            yield GaugeMetricFamily(
+                "eb_batch_next_deadline_timestamp_seconds",
+                "When the earliest window of the batches in progress ends",
+                progress.next_deadline,
+            )
+
+
 class _Collector(Collector):
     def __init__(
         self,
-        metrics: Metrics,
+        stats: Stats,
         manager: BatchingManager,
         unused_gpu: Callable[[], str | None],
         model: str,
     ) -> None:
-        self._metrics, self._manager = metrics, manager
+        self._stats, self._manager = stats, manager
         self._unused_gpu, self._model = unused_gpu, model
 
     def collect(self) -> list[Metric]:
         text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
         unused = GaugeMetricFamily("eb_unused_gpu", text, self._unused_gpu() is not None)
-        families = self._metrics.families(self._manager)
-        return [*families, *under_vllms_names(families, self._model), unused]
+        ours = families(self._stats, self._manager)
+        return [*ours, *under_vllms_names(ours, self._model), unused]
 
 
 def register_metrics(
     app: Flask,
-    metrics: Metrics,
+    stats: Stats,
     manager: BatchingManager,
     unused_gpu: Callable[[], str | None],
     model: str,
@@ -344,7 +314,7 @@ def register_metrics(
     """The metrics page, and a count of refused requests. `unused_gpu`: as in
     runtime.executor.ModelInfo; `model`: its name; `others`: further metrics on the page."""
     registry = CollectorRegistry()
-    for collector in (_Collector(metrics, manager, unused_gpu, model), *others):
+    for collector in (_Collector(stats, manager, unused_gpu, model), *others):
         registry.register(collector)
 
     @app.get("/metrics")
@@ -355,5 +325,5 @@ def register_metrics(
     @app.after_request
     def count(response: Response) -> Response:
         if request.path in GENERATING and response.status_code in REFUSED:
-            metrics.refused(REFUSED[response.status_code])
+            stats.count_refused(REFUSED[response.status_code])
         return response

@@ -35,7 +35,6 @@ from api.stream import event, event_stream, text_event
 from engine.inference import Inference
 from records import RequestRecord
 from requested import Sampling, ServiceClass
-from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
 from telemetry.figures import Figures
 from text.tokenizer import Detokenizer
 
@@ -195,8 +194,8 @@ def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str)
 def timing(record: RequestRecord) -> Timing:
     """Seconds by the server's clock, from the arrival of the request's body on."""
     return {
-        "queue_s": queue_s(record),
-        "ttft_s": ttft_s(record),
-        "tpot_s": tpot_s(record),
-        "latency_s": latency_s(record),
+        "queue_s": record.queue_s,
+        "ttft_s": record.ttft_s,
+        "tpot_s": record.tpot_s,
+        "latency_s": record.latency_s,
     }

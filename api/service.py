@@ -15,13 +15,11 @@ from werkzeug.datastructures import Headers
 from api.defaults import SamplingDefaults
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, ApiError, busy, refusal
-from api.http.hooks.keys import presented_owner
-from api.http.hooks.logs import belongs_to_request
-from api.http.hooks.traces import trace_generations
+from api.http.hooks import belongs_to_request, presented_owner
+from api.http.traces import trace_generations
 from api.http.turns import Turns
 from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
-from api.metrics import Metrics
 from api.signals import NONE, Signals, signal
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
@@ -81,7 +79,6 @@ class Service:
     manager: BatchingManager
     tokenizer: Tokenizer
     stats: Stats
-    metrics: Metrics
     departures: Departures
     writer: Writer
     clock: Callable[[], float]
@@ -218,8 +215,7 @@ class Service:
                 raise refusal(error) from None
             if self.texts is not None:
                 self.texts.keep(inference)
-            self.stats.count_received()
-            self.metrics.received(self.clock() - inference.arrival_s)
+            self.stats.count_received(self.clock() - inference.arrival_s)
 
     def cancel(self, *inferences: Inference) -> None:
         for inference in inferences:

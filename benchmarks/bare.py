@@ -93,26 +93,20 @@ WORKS: dict[str, Callable[[int], list[Job]]] = {  # of a vocabulary size
 
 
 class Tally:
-    """A recorder that keeps what a benchmark needs of the records, and passes them on."""
+    """A recorder that keeps what a benchmark needs of the records."""
 
-    def __init__(self, *others: Recorder) -> None:
-        self.others = others
+    def __init__(self) -> None:
         self.iterations: list[IterationRecord] = []
         self.requests: list[RequestRecord] = []
 
     def iteration(self, record: IterationRecord) -> None:
         self.iterations.append(record)
-        for other in self.others:
-            other.iteration(record)
 
     def request(self, record: RequestRecord) -> None:
         self.requests.append(record)
-        for other in self.others:
-            other.request(record)
 
     def busy(self, start_s: float, end_s: float) -> None:
-        for other in self.others:
-            other.busy(start_s, end_s)
+        """Not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +159,10 @@ def run_bare(
     ``stored`` wait at any time, until all others have ended and ``until_s`` is over; those that are
     left then are cancelled.
     """
-    tally = Tally() if predictor is None else Tally(predictor)
+    tally = Tally()
     manager = BatchingManager(
         policy,
-        tally,
+        [tally] if predictor is None else [tally, predictor],
         max_batch_size=max_batch_size,
         max_waiting=len(work) + backlog,
         lookahead=lookahead,

@@ -99,9 +99,13 @@ def drive(
     *recorders: Recorder,
 ) -> Tally:  # fmt: skip
     """So many iterations, all of the work present."""
-    tally = Tally(*recorders)
+    tally = Tally()
     manager = BatchingManager(
-        policy, tally, max_batch_size=ROWS, max_waiting=len(work), max_resident=resident
+        policy,
+        [tally, *recorders],
+        max_batch_size=ROWS,
+        max_waiting=len(work),
+        max_resident=resident,
     )
     manager.serve(model, make_ledger("dynamic", model))
     for inference in work:

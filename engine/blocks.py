@@ -86,6 +86,11 @@ class Ledger(Memory):
     def cached(self) -> int:
         return len(self._cached)
 
+    def state(self) -> tuple[int, int, int]:
+        """Blocks that are used, cached, free."""
+        used, cached = len(self.sharers), len(self._cached)
+        return used, cached, self.num_blocks - used - cached
+
     def freed(self, requests: Iterable[Request]) -> int:
         return len(self.only_of(requests))
 
@@ -110,20 +115,17 @@ class Ledger(Memory):
             self._assign(request, [*hits, *taken], len(hits))
         return [len(hits) * self.block_tokens for hits in found]
 
-    def take_new_blocks(self) -> Mapping[int, Sequence[int]]:
-        """The blocks assigned since the last call, by sequence."""
+    def grow(self, steps: Iterable[Advance]) -> Mapping[int, Sequence[int]]:
+        """Assigns residents the blocks that their next tokens need. Returns all blocks assigned
+        since the last call, by sequence."""
         new_blocks, self._new_blocks = self._new_blocks, {}
+        if self.growth_tokens is not None:
+            for step in steps:
+                if more := self.growth(step):
+                    id, taken = step.request.id, self._take(more)
+                    self._tables[id].blocks += taken
+                    new_blocks[id] = (*new_blocks.get(id, ()), *taken)
         return new_blocks
-
-    def grow(self, steps: Iterable[Advance]) -> None:
-        """Assigns residents the blocks that their next tokens need."""
-        if self.growth_tokens is None:
-            return
-        for step in steps:
-            if more := self.growth(step):
-                id, taken = step.request.id, self._take(more)
-                self._tables[id].blocks += taken
-                self._new_blocks[id] = (*self._new_blocks.get(id, ()), *taken)
 
     def share(self, request: Request, computed: int) -> None:
         """After a successful iteration: full blocks of `computed` tokens may be shared."""

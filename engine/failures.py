@@ -39,9 +39,10 @@ class Failures:
         self._in_flight = in_flight
         self._max_batch_size = max_batch_size
         self._regrow_s = 0.0  # when the batch limit may rise again
+        self.recovering = False  # the next success changes something
         self._in_a_row = 0
         self._prompts: set[tuple[int, ...]] = set()  # of the requests that failed in this row
-        self._suspects: list[Inference] = []  # one of them may be the cause of the losses
+        self.suspects: list[Inference] = []  # one of them may be the cause of the losses
 
     def succeeded(self, now_s: float) -> None:
         self._in_a_row = 0
@@ -50,6 +51,7 @@ class Failures:
             more = self.batch_limit + max(1, self.batch_limit // REGROW_SHARE)
             self.batch_limit = min(more, self._max_batch_size)
             self._regrow_s = now_s + REGROW_S
+        self.recovering = self.batch_limit < self._max_batch_size
 
     def failed(self, iteration: Iteration, outcome: Outcome | Exception, now_s: float) -> None:
         """The oldest iteration in flight failed, or was discarded. Later ones in flight count as
@@ -92,12 +94,11 @@ class Failures:
 
     def alone(self) -> Inference | None:
         """The request that must run alone until it receives a token."""
-        self._suspects = [
-            i for i in self._suspects if not i.ended and i.known_at_loss == len(i.ids)
-        ]
-        return self._suspects[0] if self._suspects else None
+        self.suspects = [i for i in self.suspects if not i.ended and i.known_at_loss == len(i.ids)]
+        return self.suspects[0] if self.suspects else None
 
     def _judge(self, batch: Iterable[Inference], error: Exception) -> None:
+        self.recovering = True
         self._in_a_row += 1
         # clients retry failed requests: a single request must not end the server by being repeated
         self._prompts.update(tuple(request.ids[: request.prompt_tokens]) for request in batch)
@@ -115,6 +116,7 @@ class Failures:
             return
         self.batch_limit = max(1, min(self.batch_limit, present) // 2)
         self._regrow_s = now_s + REGROW_S
+        self.recovering = True
         log.warning(
             "the device ran out of memory with %d requests; the batch limit is now %d",
             present,
@@ -144,7 +146,7 @@ class Failures:
                 inference.known_at_loss, inference.num_losses = len(inference.ids), 0
             inference.num_losses += 1
             if inference.num_losses == LOSSES_IN_A_BATCH:
-                self._suspects.append(inference)
+                self.suspects.append(inference)
             elif inference.num_losses > LOSSES_IN_A_BATCH:
                 at_fault.append(inference)
         return at_fault

@@ -124,6 +124,7 @@ class Iteration:
         record.gaps = tuple(gaps)
         record.start_s, record.duration_s = start_s, end_s - start_s
         record.num_positions = outcome.positions
+        record.padding = outcome.positions - record.num_tokens - record.rejected_drafts
         record.num_drawn, record.num_generated = since.total(), sum(map(len, outcome.tokens))
         if record.with_deferred:
             deferred = [inference.service_class == "deferred" for inference in batch]

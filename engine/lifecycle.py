@@ -7,19 +7,25 @@ import heapq
 import logging
 import math
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
 from engine.blocks import Ledger
 from engine.inference import Cause, Inference
-from engine.lengths import LengthPredictor
 from engine.queue import RequestQueue
 from records import Ended, History, Recorder
 from scheduling.contract import check_retired
 from seams import Observer, Plan, Policy
 
 log = logging.getLogger(__name__)
+
+USERS_KEPT = 10_000  # the ones that were idle for longest are forgotten
+LENGTHS_KEPT = 32  # of a user and a prompt length
+LEAST_LENGTHS = 4  # from which a median says something
+
+Lengths = dict[int, deque[int]]  # by the logarithm of the prompt's length
 
 
 class Lifecycle:
@@ -30,14 +36,14 @@ class Lifecycle:
         queue: RequestQueue,
         policy: Policy,
         with_deferred: Callable[[Policy], Policy] | None,
-        recorder: Recorder,
+        recorders: Sequence[Recorder],
         history: History,
         request_timeout_s: float,
     ) -> None:
         self.queue = queue
         self._follow(policy)
         self._with_deferred = with_deferred
-        self.recorder = recorder
+        self.recorders = recorders
         self.history = history
         self.request_timeout_s = request_timeout_s
         self.ledger = Ledger(0)  # until there is a model
@@ -65,6 +71,8 @@ class Lifecycle:
     def take_in(self, now_s: float) -> float:
         """Adds arrivals to the queue; ends requests that were cancelled or cannot be finished.
         Returns the time, since some may have arrived after the clock was read."""
+        if not self.queue.unread and now_s < self.next_due_s:
+            return now_s
         changes = self.queue.read()
         now_s = max([now_s, *(inference.arrival_s for inference in changes.arrivals)])
         for inference in changes.arrivals:
@@ -142,7 +150,8 @@ class Lifecycle:
                 if not self.is_in_flight(inference):  # or its blocks are still being written
                     self._release(inference)
                     self.answer(inference, now_s)
-        self._go_idle(now_s)
+        if not (self.resident or self.queue.waiting):
+            self._go_idle(now_s)
 
     def preempt(self, inference: Inference, now_s: float) -> None:
         """Preempts a resident; it is recomputed later from its known tokens."""
@@ -154,11 +163,6 @@ class Lifecycle:
         inference.num_preemptions += 1
         self._preempted.append(inference.id)
         self.queue.put_back(inference)
-
-    def take_preempted(self) -> list[int]:
-        """The requests that were preempted since the last call."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
 
     def return_preempted(self, preempted: Sequence[int]) -> None:
         """Their iteration is not recorded; the record of the next one names them."""
@@ -204,12 +208,14 @@ class Lifecycle:
         self.ledger.clear()
         self._released.clear()
 
-    def take_released(self) -> list[int]:
-        """Sequences that lost their blocks since the last call. One that has new blocks is opened
-        again, which replaces its old state in the model."""
+    def take_gone(self) -> tuple[list[int], list[int]]:
+        """Since the last call: the requests that were preempted, and the sequences that lost their
+        blocks. One that has new blocks is opened again, which replaces its old state in the
+        model."""
+        preempted = self._preempted
         released = [id for id in self._released if id not in self.resident]
-        self._released = []
-        return released
+        self._preempted, self._released = [], []
+        return preempted, released
 
     def _release(self, inference: Inference) -> None:
         del self.resident[inference.id]
@@ -251,7 +257,8 @@ class Lifecycle:
             self.lengths.learn(inference.user, inference.prompt_tokens, inference.record.generated)
         self.queue.note_end(now_s)
         self.num_deferred -= inference.service_class == "deferred"
-        self.tell(self.recorder.request, inference.record)
+        for recorder in self.recorders:
+            self.tell(recorder.request, inference.record)
         self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
         inference.updated.set()
@@ -284,11 +291,11 @@ class Lifecycle:
             inference.updated.set()
 
     def _go_idle(self, now_s: float) -> None:
-        busy_since_s = self.queue.busy_since_s
-        if self.resident or self.queue.waiting or busy_since_s is None:
+        if (busy_since_s := self.queue.busy_since_s) is None:
             return
         # in this order, or a reader in between would miss the whole busy period
-        self.tell(self.recorder.busy, busy_since_s, now_s)
+        for recorder in self.recorders:
+            self.tell(recorder.busy, busy_since_s, now_s)
         self.queue.busy_since_s, self._idle_since_s = None, now_s
         if self.ledger.used:
             log.critical(
@@ -299,8 +306,34 @@ class Lifecycle:
 
     @staticmethod
     def tell(receive: Callable[..., None], *what: object) -> None:
-        """Passes something to the recorder. Its error loses a record, never a response."""
+        """Passes something to a recorder. Its error loses a record, never a response."""
         try:
             receive(*what)
         except Exception:
             log.exception("not recorded: %s", what)
+
+
+class LengthPredictor:
+    """How many tokens a request will generate: the median of what its user's requests with prompts
+    of about this length generated lately, and without those, of all users."""
+
+    def __init__(self) -> None:
+        self._all: Lengths = {}
+        self._users: OrderedDict[int, Lengths] = OrderedDict()
+
+    def learn(self, user: int, prompt_tokens: int, generated: int) -> None:
+        own = self._users.setdefault(user, {})
+        self._users.move_to_end(user)
+        if len(self._users) > USERS_KEPT:
+            self._users.popitem(last=False)
+        for lengths in (own, self._all):
+            kept = lengths.setdefault(prompt_tokens.bit_length(), deque(maxlen=LENGTHS_KEPT))
+            kept.append(generated)
+
+    def predict(self, user: int, prompt_tokens: int) -> int | None:
+        """None: nothing is learnt yet."""
+        for lengths in (self._users.get(user, {}), self._all):
+            kept = lengths.get(prompt_tokens.bit_length(), ())
+            if len(kept) >= LEAST_LENGTHS:
+                return sorted(kept)[len(kept) // 2]
+        return None

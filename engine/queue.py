@@ -70,7 +70,7 @@ class RequestQueue:
         self._arrivals: list[Inference] = []
         self._departures: list[tuple[Inference, End]] = []
         self._aborting: str | None = None
-        self._unread = False  # something changed since the loop last read
+        self.unread = False  # something changed since the loop last read
         self._capacity: tuple[int, int] | None = None  # tokens of context and of KV memory
         self._numbers = itertools.count()
         self._counted = 0  # waiting requests, arrivals included, without stored ones
@@ -139,7 +139,7 @@ class RequestQueue:
             self._tell()
 
     def _tell(self) -> None:
-        self._unread = True
+        self.unread = True
         self._changed.notify()
 
     def _require_possible(self, inference: Inference) -> None:
@@ -208,7 +208,7 @@ class RequestQueue:
             changes = Changes(self._arrivals, self._departures, self._aborting)
             self.waiting += self._arrivals
             self._arrivals, self._departures, self._aborting = [], [], None
-            self._unread = False
+            self.unread = False
         return changes
 
     def is_over(self) -> bool:
@@ -219,7 +219,7 @@ class RequestQueue:
     def sleep(self, timeout_s: float) -> None:
         """Waits until something changes that `read` has not returned, or for `timeout_s`."""
         with self._changed:
-            if timeout_s > 0.0 and not self._unread:
+            if timeout_s > 0.0 and not self.unread:
                 self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # centuries
 
     def remove_gone(self) -> list[Inference]:

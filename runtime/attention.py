@@ -112,7 +112,7 @@ class RaggedAttention:
         self._kernel = kernel or attention_kernel(pool.shape)
         spans = Spans.of(spans).present()
         if self._kernel is None:
-            windows = {pool.shape.window(layer) for layer in range(pool.shape.n_layer)}
+            windows = set(pool.shape.windows)
             self._chunks = {
                 window: [Chunk(span, pool.shape, window) for span in spans] for window in windows
             }
@@ -120,11 +120,11 @@ class RaggedAttention:
         # what the kernel reads of the rows: first, count, start, address of the blocks
         addresses = np.array([table.address for table in spans.tables], dtype=np.int64)
         self._alive = np.stack([spans.first, spans.length, spans.start, addresses])
-        self._rows = len(spans), *(ctypes.c_void_p(row.ctypes.data) for row in self._alive)
+        self._rows = len(spans.tables), *(ctypes.c_void_p(row.ctypes.data) for row in self._alive)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        window = self._pool.shape.window(layer)
+        window = self._pool.shape.windows[layer]
         if self._kernel is None:
             attend_rows(self._chunks[window], self._pool, layer, q, k, v, out, self._scale)
             return out
@@ -260,7 +260,7 @@ class RectangleAttention:
         column = torch.arange(self._end, device=device)
         seen = (column <= at)[:, None]
         self._masks: dict[int | None, Tensor] = {None: seen}  # [R, 1, W, end], by window
-        for window in pool.shape.windows or ():
+        for window in pool.shape.windows:
             if window is not None and window not in self._masks:
                 self._masks[window] = seen & (column > at - window)[:, None]
         row, place = np.nonzero(np.arange(width) >= width - counts[:, None])
@@ -269,7 +269,7 @@ class RectangleAttention:
         self._flat, self._row, self._column = torch.from_numpy(indices).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = self._masks[self._pool.shape.window(layer)]
+        mask = self._masks[self._pool.shape.windows[layer]]
         rows = len(mask)
         head = k.shape[1:]
         keys = self._pool.keys[layer, self._blocks].view(rows, -1, *head)  # [R, capacity, H, D]

@@ -24,7 +24,8 @@ BLOCK_TOKENS = 16  # a smaller block shares and fits better, a larger one takes 
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """Of keys and values. Each of the `kv_heads` may serve several query heads. `windows`: of each
-    layer, positions that a token attends to, itself included; None: all before it."""
+    layer, positions that a token attends to, itself included; None: all before it; empty: all
+    layers attend to all."""
 
     n_layer: int
     kv_heads: int
@@ -32,16 +33,16 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
     block_tokens: int = BLOCK_TOKENS
-    windows: tuple[int | None, ...] | None = None
+    windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.n_layer)
 
     @classmethod
     def of(cls, config: Config, dtype: torch.dtype, device: torch.device) -> KVShape:
         heads = config.kv_heads // config.shards
-        windows = config.windows if any(config.windows) else None
-        return cls(config.n_layer, heads, config.head_dim, dtype, device, windows=windows)
-
-    def window(self, layer: int) -> int | None:
-        return None if self.windows is None else self.windows[layer]
+        return cls(config.n_layer, heads, config.head_dim, dtype, device, windows=config.windows)
 
     @property
     def token_bytes(self) -> int:

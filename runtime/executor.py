@@ -3,7 +3,7 @@
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
 which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
 computed within `start`; a GPU is given its work there, and its results are read in
-`Started.result` (runtime/iteration.py), while the next iteration may run already.
+`Started.result` (runtime/results.py), while the next iteration may run already.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from requested import Sampling
 from runtime.attention import Counts, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.drafting.verification import Ahead, places
-from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
 from runtime.grammar.masks import masks_of
-from runtime.iteration import Flat, KnownSequence, Launched, Started
+from runtime.iteration import Flat, KnownSequence
 from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.quantised import stored_kind
+from runtime.results import ReadBack, Started, with_our_errors
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Targets, flattened, score, score_all
-from runtime.transfer import ReadBack, send
+from runtime.transfer import send
 from seams import Columns, Opening, Step
 
 if TYPE_CHECKING:
@@ -67,9 +67,6 @@ class ModelInfo:
 def passes(spans: Spans, tokens: int, most: int) -> Iterator[tuple[slice, Spans]]:
     """Divides an axis of `tokens` between rows, each part with its spans. A part has at most `most`
     positions, or is a single row; the padding before a row belongs to it."""
-    if tokens <= most:
-        yield slice(0, tokens), spans
-        return
     begin, end, own = 0, 0, list[Span]()
     for span in sorted(spans, key=lambda span: span.first):
         if own and span.first + span.length - begin > most:
@@ -228,7 +225,7 @@ class Executor(ABC):
                 for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
             ]
         asking = [i for i, row in enumerate(rows) if row.scores]
-        prompts = _prompts_to_score(asking, of, rows, flat.ends)
+        prompts = _prompts_to_score(asking, of, rows, flat.ends) if asking else []
         ends = flat.ends[draws] - 1
         if drafts:
             ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
@@ -245,7 +242,8 @@ class Executor(ABC):
         drawn: Tensor | None = None
         if drawing:
             # a GPU computes the layers meanwhile; all cores of a CPU have done so
-            masks = masks_of(known, self.vocab_size)
+            constrained = any(row.matching is not None for row in rows)
+            masks = masks_of(known, self.vocab_size) if constrained else None
             learn = None if before is None or newest is None else before.result
             drawn = self._sampler.draw(logits, known, masks, learn)
             found.append(drawn)
@@ -260,12 +258,12 @@ class Executor(ABC):
                 both = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
             found += score(*both, most)
         at = [start + n for start, n in zip(of.starts, of.counts, strict=True)]
-        launched = Launched(
-            rows, at, len(flat.tokens), drawing, drafts, drawn, prompts, scored,
-            ReadBack(found, self.device), start_s,
+        self._started = Started(
+            self.device, before, rows=rows, places=at, positions=len(flat.tokens),
+            drawing=drawing, drafts=drafts, in_flight=drawn, prompts=prompts, scored=scored,
+            numbers=ReadBack(found, self.device), start_s=start_s,
         )  # fmt: skip
-        launched.expect()
-        self._started = Started(launched, self.device, before)
+        self._started.expect()
         if self.gpu is None:
             self._started.result()  # its duration ends here
         return self._started
@@ -284,6 +282,8 @@ class Executor(ABC):
             return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans, newest, also)
         if flat.attend is not None:
             parts = [(slice(0, len(flat.tokens)), flat.attend)]
+        elif len(flat.tokens) <= self._pass_tokens:
+            parts = [(slice(0, len(flat.tokens)), RaggedAttention(flat.spans, self.pool))]
         else:
             divided = passes(flat.spans, len(flat.tokens), self._pass_tokens)
             parts = [(part, RaggedAttention(spans, self.pool)) for part, spans in divided]

@@ -1,20 +1,11 @@
-"""An iteration of the local model: its axis of tokens, and its results, which may be read late.
-
-A drawn token is in flight until its iteration is read: it exists on the device only, and its place
-among the known ids holds a negative number, -1 - j for token j of that iteration's draws. So the
-next iteration can be laid out and launched, and finds the token on the device.
-"""
+"""What an iteration of the local model starts from: its sequences, and their axis of tokens."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from models.gpt2 import Attend
 from requested import Constraint
@@ -22,10 +13,7 @@ from runtime.attention import Counts, Spans
 from runtime.cache import BlockTable
 from runtime.drafting.lookup import MOST_MATCH, Lookup
 from runtime.drafting.verification import accepted
-from runtime.errors import with_our_errors
-from runtime.sampling.scoring import Targets, logprobs_by_row
-from runtime.transfer import ReadBack
-from seams import Drafts, Opening, Outcome
+from seams import Opening
 
 if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
     from runtime.grammar.grammars import Grammars
@@ -134,99 +122,3 @@ class Flat:
     ends: Counts  # where each step's known tokens end; its drafts follow
     spans: Spans
     attend: Attend | None = None  # None: the default of the device
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The results of an iteration that are read back, and their meaning."""
-
-    rows: Sequence[KnownSequence]
-    places: Sequence[int]  # by row: of the token that is drawn after all known ones
-    positions: int  # computed, padding included
-    drawing: Sequence[int]  # rows for which tokens are drawn
-    drafts: Mapping[int, Sequence[int]]  # that were computed, by row: a token is drawn after each
-    drawn: Tensor | None  # the drawn tokens, on the device
-    prompts: Sequence[Targets]  # prompt tokens that are scored
-    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
-    numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
-    start_s: float
-
-    def expect(self) -> None:
-        """The drawn tokens are in flight from now on, except after drafts: how many count is not
-        known."""
-        rows, drafts, at = self.rows, self.drafts, -1
-        for i in self.drawing:
-            if drafts and i in drafts:
-                at -= len(drafts[i])
-            else:
-                rows[i].ids.append(at)
-            at -= 1
-
-    def read(self, after_s: float) -> Outcome:
-        """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
-        before was read; what this one takes begins no earlier."""
-        arrays, rows, places, drafted = self.numbers.arrays(), self.rows, self.places, self.drafts
-        drawn: dict[int, list[int]] = {}  # by row, where more or less may be known than was drawn
-        kept: dict[int, int] = {}  # accepted drafts, by row
-        tokens: list[list[int]] = [[] for _ in rows]
-        if self.drawing:
-            numbers, at = arrays.pop(0).tolist(), 0
-            for i in self.drawing:
-                row = rows[i]
-                if row.matching is None and i not in drafted:  # nearly always
-                    row.ids[places[i]] = number = numbers[at]
-                    tokens[i] = [number]
-                    at += 1
-                    continue
-                drafts = drafted.get(i, ())
-                end = at + 1 + len(drafts)
-                drawn[i] = numbers[at:end]
-                tokens[i], kept[i] = row.receive(drafts, drawn[i], places[i])
-                at = end
-        new = [Targets(i, 0, 0, drawn.get(i, tokens[i]), rows[i].alternatives) for i in self.scored]
-        of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
-        of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
-        return Outcome(
-            tokens,
-            self.positions,
-            time.perf_counter() - max(self.start_s, after_s),
-            {i: words[: len(tokens[i])] for i, words in of_tokens},
-            {targets.row: (targets.first, words) for targets, words in of_prompts},
-            {i: row.error for i, row in enumerate(self.rows) if row.error is not None},
-            {i: Drafts(len(d), kept[i]) for i, d in self.drafts.items()},
-        )
-
-
-class Started:
-    """An iteration that was launched (on a CPU: computed). A `seams.Pending`."""
-
-    def __init__(
-        self, launched: Launched, device: torch.device, before: Started | None = None
-    ) -> None:
-        """`before`: the iteration that was launched before this one."""
-        self.device = device
-        self._launched = launched
-        self._before = before
-        self._outcome: Outcome | None = None
-        self._after_s = self._read_s = 0.0
-
-    @property
-    def in_flight(self) -> Tensor | None:
-        """The drawn tokens that are not read yet."""
-        return self._launched.drawn if self._outcome is None else None
-
-    def read_before(self) -> None:
-        """Reads the iteration before this one. Raises DeviceLostError."""
-        if self._before is not None:
-            self._before.result()
-            self._after_s = self._before._read_s
-            self._before = None
-
-    @with_our_errors
-    def result(self) -> Outcome:
-        """Raises DeviceLostError."""
-        if self._outcome is None:
-            self.read_before()
-            self._outcome = self._launched.read(self._after_s)
-            self._read_s = time.perf_counter()
-        return self._outcome

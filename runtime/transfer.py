@@ -4,7 +4,6 @@ nothing waits for a copy before it needs it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 Array = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32]
 
-_NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
-_TORCH = {np.dtype(theirs): ours for ours, theirs in _NUMPY.items()}
+NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
+_TORCH = {np.dtype(theirs): ours for ours, theirs in NUMPY.items()}
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
@@ -46,31 +45,3 @@ def views(staged: Tensor, like: Sequence[Array]) -> list[Tensor]:
 
 def padded_bytes(array: Array) -> int:
     return -(-array.nbytes // 16) * 16  # Triton's loads are wider where addresses allow it
-
-
-class ReadBack:
-    """`int64` and `float32` tensors that are being read. On a GPU the copy follows the work that is
-    already launched. Only `arrays` waits for it, and not for what is launched later."""
-
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        self._like = [(tensor.shape, _NUMPY[tensor.dtype]) for tensor in tensors]
-        self._done: torch.cuda.Event | None = None
-        numbers = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-        packed = torch.cat(numbers) if len(numbers) > 1 else (numbers or [torch.empty(0)])[0]
-        if device.type == "cuda":
-            there = packed
-            packed = torch.empty(there.shape, dtype=torch.uint8, pin_memory=True)
-            packed.copy_(there, non_blocking=True)
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record(torch.cuda.current_stream(device))
-        self._packed = packed
-
-    def arrays(self) -> list[NDArray[Any]]:
-        if self._done is not None:
-            self._done.synchronize()
-        numbers, at, found = self._packed.numpy(), 0, []
-        for shape, dtype in self._like:
-            size = shape.numel() * np.dtype(dtype).itemsize
-            found.append(numbers[at : at + size].view(dtype).reshape(shape))
-            at += size
-        return found

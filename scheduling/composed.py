@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from scheduling.decoding import is_decoding
+from scheduling.fitting import is_decoding
 from scheduling.lending import LentMemory
 from scheduling.waiting import Group, Waiting
 from seams import Observer, Plan, Policy, Request, Served, View

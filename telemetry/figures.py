@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from typing_extensions import TypedDict
 
 from records import RequestRecord
 from requested import ServiceClass
-from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
-from telemetry.totals import Totals
+
+if TYPE_CHECKING:
+    from telemetry.stats import Totals
 
 BUCKET_TOKENS = 10  # width of latency-by-num-tokens
 
@@ -172,7 +173,7 @@ def _by_tokens(requests: Sequence[RequestRecord]) -> list[LatencyByTokens]:
     by_bucket: dict[int, list[float]] = {}
     for record in requests:
         bucket = -(-record.max_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
-        by_bucket.setdefault(bucket, []).append(latency_s(record))
+        by_bucket.setdefault(bucket, []).append(record.latency_s)
     return [
         {
             "num_tokens": bucket,
@@ -186,10 +187,10 @@ def _by_tokens(requests: Sequence[RequestRecord]) -> list[LatencyByTokens]:
 
 def _latencies(requests: Sequence[RequestRecord]) -> Latencies:
     return {
-        "queue-s": _percentiles([queue_s(r) for r in requests]),
-        "ttft-s": _percentiles([ttft_s(r) for r in requests]),
-        "tpot-s": _percentiles([t for r in requests if (t := tpot_s(r)) is not None]),
-        "e2e-s": _percentiles([latency_s(r) for r in requests]),
+        "queue-s": _percentiles([r.queue_s for r in requests]),
+        "ttft-s": _percentiles([r.ttft_s for r in requests]),
+        "tpot-s": _percentiles([t for r in requests if (t := r.tpot_s) is not None]),
+        "e2e-s": _percentiles([r.latency_s for r in requests]),
     }
 
 

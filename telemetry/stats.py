@@ -1,46 +1,110 @@
 """Statistics of a server: receives the records of requests and iterations, and aggregates them on
-request.
+request. The sums behind `/stats` and `/metrics` are the same.
 
-Receiving is a few additions in the loop's thread; sorting and counting happen in the reader's
-thread. Memory is bounded: totals cover everything, percentiles and lists the newest records of
-the window since the last reset. No torch, no clock: times come with the records.
+A figure is declared as a field of `Totals` or `Distributions`, and `Stats` adds to it. Receiving
+is a few additions in the loop's thread; sorting and counting happen in the reader's thread. Memory
+is bounded: totals cover everything, percentiles and lists the newest records of the window since
+the last reset. No torch, no clock: times come with the records.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
-from typing import Protocol
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Protocol, get_args
 
-from records import IterationRecord, Recorder, RequestRecord
-from telemetry.durations import is_completed
+from records import PHASES, End, IterationRecord, RequestRecord, phase_of
+from requested import ServiceClass
 from telemetry.figures import Figures, Iterations, Window, figures
-from telemetry.totals import Totals
 
 REQUESTS_KEPT = 20_000
 ITERATIONS_KEPT = 20_000
 ITERATION_COLUMNS = ("start_s", "duration_s", "rows", "tokens", "padding")
+DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's buckets, up to 145 s
+CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 
 
-class Recorders:
-    """A records.Recorder that passes records to several."""
+class Histogram:
+    def __init__(self, bounds: Sequence[float] = DURATIONS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
-    def __init__(self, *recorders: Recorder) -> None:
-        self._recorders = recorders
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
-    def iteration(self, record: IterationRecord) -> None:
-        for recorder in self._recorders:
-            recorder.iteration(record)
+    def cumulated(self) -> list[tuple[str, float]]:
+        total, buckets = 0, []
+        for bound, count in zip([*self.bounds, "+Inf"], self.counts, strict=True):
+            total += count
+            buckets.append((str(bound), float(total)))
+        return buckets
 
-    def request(self, record: RequestRecord) -> None:
-        for recorder in self._recorders:
-            recorder.request(record)
 
-    def busy(self, start_s: float, end_s: float) -> None:
-        for recorder in self._recorders:
-            recorder.busy(start_s, end_s)
+def _by(keys: Sequence[str]) -> dict[str, Histogram]:
+    return {key: Histogram() for key in keys}
+
+
+@dataclass(slots=True)
+class Distributions:
+    """Of requests and iterations since the server's start; durations in seconds."""
+
+    validation: Histogram = field(default_factory=Histogram)  # from arrival to the queue
+    latency: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)
+    inference: Histogram = field(default_factory=Histogram)  # from admission to end
+    per_token: Histogram = field(default_factory=Histogram)  # the same per token
+    prefill: Histogram = field(default_factory=Histogram)
+    decode: Histogram = field(default_factory=Histogram)
+    ttft: dict[str, Histogram] = field(default_factory=partial(_by, CLASSES))
+    inter_token: dict[str, Histogram] = field(default_factory=partial(_by, CLASSES))
+    iterations: dict[str, Histogram] = field(default_factory=partial(_by, PHASES))
+    prompt_tokens: Counter[int] = field(default_factory=Counter)
+    max_tokens: Counter[int] = field(default_factory=Counter)
+    generated: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)  # drafts of a row that drew
+
+
+@dataclass(slots=True)
+class Totals:
+    received: int = 0  # requests, including rejected ones
+    rejected: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # by TGI's word for the reason
+    left: int = 0  # requests whose client left before they were handled
+    ended: Counter[tuple[ServiceClass, End]] = field(default_factory=Counter)
+    latency_per_token_s: float = 0.0
+    preemptions: int = 0
+    looked_up_tokens: int = 0  # of prompts, in the prefix cache
+    hit_tokens: int = 0
+    iterations: Counter[int] = field(default_factory=Counter)  # by number of rows
+    model_s: float = 0.0
+    generated: int = 0
+    tokens: int = 0
+    positions: int = 0  # computed, padding included
+    accepted_drafts: int = 0  # also among the tokens
+    rejected_drafts: int = 0  # also among the positions
+    deferred_tokens: int = 0
+    deferred_generated: int = 0
+
+    def since(self, start: Totals) -> Totals:
+        """What was added after `start`, an earlier copy. With `Totals()` it is a copy itself."""
+        names = [each.name for each in fields(self)]
+        return Totals(**{name: getattr(self, name) - getattr(start, name) for name in names})
+
+    def count(self, *ends: End, of: ServiceClass | None = None) -> int:
+        """Requests that ended so, of one class or of all."""
+        return sum(
+            times
+            for (service_class, end), times in self.ended.items()
+            if end in ends and of in (None, service_class)
+        )
 
 
 class Queue(Protocol):
@@ -62,6 +126,7 @@ class Stats:
     def __init__(self, now_s: float) -> None:
         self._lock = threading.Lock()
         self._totals = Totals()
+        self._distributions = Distributions()
         self.reset(now_s)
 
     def reset(self, now_s: float) -> None:
@@ -77,8 +142,28 @@ class Stats:
     # --- receiving --------------------------------------------------------------------------
 
     def iteration(self, record: IterationRecord) -> None:
+        totals, distributions, phase = (
+            self._totals,
+            self._distributions,
+            phase_of(record.rows.kinds),
+        )
         with self._lock:
-            self._totals.add_iteration(record)
+            totals.iterations[record.batch_size] += 1
+            totals.model_s += record.duration_s
+            totals.generated += record.num_generated
+            totals.tokens += record.num_tokens
+            totals.positions += record.num_positions
+            totals.accepted_drafts += record.accepted_drafts
+            totals.rejected_drafts += record.rejected_drafts
+            totals.deferred_tokens += record.deferred_tokens
+            totals.deferred_generated += record.deferred_generated
+            distributions.iterations[phase].observe(record.duration_s)
+            distributions.accepted[0] += record.num_drawn
+            for accepted in filter(None, record.rows.accepted):
+                distributions.accepted[0] -= 1
+                distributions.accepted[accepted] += 1
+            for of, gap_s, times in record.gaps:
+                distributions.inter_token[of].observe(gap_s, times)
             self._iterations.append(
                 (
                     record.start_s,
@@ -90,10 +175,31 @@ class Stats:
             )
 
     def request(self, record: RequestRecord) -> None:
+        totals, distributions = self._totals, self._distributions
         with self._lock:
-            self._totals.add_request(record)
-            if is_completed(record):
-                self._requests.append(record)
+            totals.ended[record.service_class, record.end] += 1
+            totals.preemptions += record.num_preemptions
+            if record.cached_tokens is not None:
+                totals.looked_up_tokens += record.prompt_tokens
+                totals.hit_tokens += record.cached_tokens
+            distributions.prompt_tokens[record.prompt_tokens] += 1
+            distributions.max_tokens[record.max_tokens] += 1
+            if not record.completed:
+                return
+            totals.latency_per_token_s += record.latency_s / record.generated
+            self._requests.append(record)
+            distributions.generated[record.generated] += 1
+            assert record.admitted_s is not None
+            assert record.first_token_s is not None
+            assert record.last_token_s is not None
+            inference_s = record.end_s - record.admitted_s
+            distributions.latency.observe(record.latency_s)
+            distributions.queue.observe(record.queue_s)
+            distributions.inference.observe(inference_s)
+            distributions.per_token.observe(inference_s / record.generated)
+            distributions.prefill.observe(record.first_token_s - record.admitted_s)
+            distributions.decode.observe(record.last_token_s - record.first_token_s)
+            distributions.ttft[record.service_class].observe(record.ttft_s)
 
     def busy(self, start_s: float, end_s: float) -> None:
         with self._lock:
@@ -105,9 +211,11 @@ class Stats:
         overlap: they begin with an arrival, which a large body can keep from the queue."""
         return max(0.0, end_s - max(start_s, self._start_s, self._busy_until_s))
 
-    def count_received(self) -> None:
+    def count_received(self, validation_s: float) -> None:
+        """An accepted request, and the time since it arrived."""
         with self._lock:
             self._totals.received += 1
+            self._distributions.validation.observe(validation_s)
 
     def count_rejected(self) -> None:
         with self._lock:
@@ -120,12 +228,16 @@ class Stats:
             self._totals.received += 1
             self._totals.left += 1
 
+    def count_refused(self, why: str) -> None:
+        with self._lock:
+            self._totals.refused[why] += 1
+
     # --- reading ----------------------------------------------------------------------------
 
-    def totals(self) -> Totals:
-        """A copy of the sums since the server's start."""
+    def since_start(self) -> tuple[Totals, Distributions]:
+        """A copy; adding them up is for after the lock, which the loop needs too."""
         with self._lock:
-            return self._totals.since(Totals())
+            return self._totals.since(Totals()), deepcopy(self._distributions)
 
     def summary(self, now_s: float, queue: Queue) -> Figures:
         """The figures of the window."""

@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from api.document.paths import OPERATIONS, Json, Operation
-from api.http.hooks.keys import is_open
+from api.http.hooks import is_open
 from web.browsers import READS
 
 PATH = "/openapi.json"

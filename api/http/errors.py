@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, Response, jsonify, request
@@ -50,6 +51,14 @@ class ApiError(Exception):
         self.headers = headers or {}
         self.param = param
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBody:
+    """In the place of the body of a request that the worker refuses before its handler runs, so
+    that the application sends the error in the shape of the path's API."""
+
+    error: ApiError
 
 
 def busy(reason: str) -> ApiError:

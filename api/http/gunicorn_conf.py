@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from api.http.hooks.logs import formatter
+from api.http.hooks import formatter
 from api.http.worker.gathering import GatheringWorker
 from serving.config import Config
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
-from api.http.hooks.keys import presented_owner
+from api.http.hooks import presented_owner
 from api.jobs.shapes import BatchFault, StoredBatch
 from api.jobs.store import (
     EXPIRY,

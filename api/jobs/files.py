@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, jsonify, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
-from api.http.hooks.keys import presented_owner
+from api.http.hooks import presented_owner
 from api.jobs.shapes import DeletedFile, StoredFile
 from api.jobs.store import (
     LEAST_EXPIRY_S,

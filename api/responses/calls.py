@@ -14,7 +14,7 @@ from flask import Response, g, jsonify, request
 
 from api.follow import awaited
 from api.http.errors import ApiError
-from api.http.hooks.keys import presented_owner
+from api.http.hooks import presented_owner
 from api.jobs.store import explain
 from api.openai.answers import error_shape
 from api.openai.generation import Generations

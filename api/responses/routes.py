@@ -8,7 +8,7 @@ from flask import Blueprint, Response, jsonify, request
 
 from api.http.body import read_object
 from api.http.errors import ApiError, show
-from api.http.hooks.keys import presented_owner
+from api.http.hooks import presented_owner
 from api.jobs.store import ORDERS, query_choice, query_limit, register_store_errors
 from api.responses.calls import ResponseCalls
 from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems, InputTokens

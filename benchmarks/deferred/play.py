@@ -19,7 +19,6 @@ from scheduling.classes.simple import Exclusive, Priority
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
-from telemetry.durations import tpot_s, ttft_s
 
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
 BACKLOG = 64  # waiting deferred requests, at all times
@@ -100,7 +99,7 @@ class Measured:
         """TTFT and TPOT [2, n] of the immediate requests that arrived after the beginning."""
         begin_s = self.start_s + LEAD_IN * self.duration_s
         own = [r for r in self.requests if r.service_class == "immediate"]
-        counted = [(ttft_s(r), tpot_s(r)) for r in own if r.arrival_s >= begin_s]
+        counted = [(r.ttft_s, r.tpot_s) for r in own if r.arrival_s >= begin_s]
         return np.array(counted, np.float64).T
 
 

@@ -28,7 +28,7 @@ from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
 from runtime.gpu.device import Device
 from runtime.gpu.paged import Packed
-from runtime.iteration import Started
+from runtime.results import Started
 from scheduling.policies.stall_free import StallFree
 from seams import Step
 from serving.thread import collect_less
@@ -67,12 +67,13 @@ def measure(rows: int, keys: int) -> tuple[int, float, float, float]:
     outputs = TIMED + COUNTED + SPARE + rows
     model = Hosted(rows, keys + outputs)
     policy = StallFree(max(2 * rows, 4096))
-    manager = BatchingManager(policy, Tally(), max_batch_size=rows, max_waiting=rows, lookahead=1)
+    tally = Tally()
+    manager = BatchingManager(policy, [tally], max_batch_size=rows, max_waiting=rows, lookahead=1)
     manager.serve(model, make_ledger("dynamic", model))
     for i in range(rows):
         prompt = [1 + i % 90] * keys
         manager.enqueue(Inference(prompt, outputs, replace(GREEDY, seed=i), time.perf_counter()))
-    records = manager.recorder.iterations  # type: ignore[attr-defined]
+    records = tally.iterations
 
     def step() -> None:
         manager.step(MODES["dynamic"].lay_out, time.perf_counter)

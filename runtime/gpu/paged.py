@@ -144,7 +144,7 @@ class PagedAttention:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         return attend(
             q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.splits,
-            self._pool.shape.window(layer), launch=self._launch, shared=of.shared,
+            self._pool.shape.windows[layer], launch=self._launch, shared=of.shared,
         )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ class TwoCallAttention:
         values.flatten(0, 1).index_copy_(0, self._slots, v.index_select(0, self._there))
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for queries, positions, tables, flat, place in self._rectangles:
-            window = self._pool.shape.window(layer)
+            window = self._pool.shape.windows[layer]
             attended = attend_rectangle(q[queries], keys, values, tables, positions, window)
             out.index_copy_(0, flat, attended.flatten(0, 1).index_select(0, place))
         return out

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from scheduling.decoding import divided
-from scheduling.fitting import fitting
+from scheduling.fitting import divided, fitting
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.room import Room

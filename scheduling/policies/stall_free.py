@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from scheduling.contract import PolicyOptionError
-from scheduling.decoding import divided
-from scheduling.fitting import fitting
+from scheduling.fitting import divided, fitting
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.room import Room
 from scheduling.prediction.step_time import Work

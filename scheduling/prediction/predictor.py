@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from records import IterationRecord, RequestRecord
-from scheduling.prediction.step_time import FEATURES, KNOTS, Curve, Work, features, fit
+from scheduling.prediction.step_time import FEATURES, KNOTS, Curve, Work, fit
 
 KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without
 SIZES = 2 * len(KNOTS)
@@ -106,7 +106,7 @@ class Predictor:
             self._learn(self._last, record.start_s - self._last.start_s)
         self._last = record
         if not record.with_deferred:
-            self.load = self.load.then(record.start_s, len(record.rows), record.used_blocks)
+            self.load = self.load.then(record.start_s, len(record.rows.kinds), record.used_blocks)
         self._unlearnt += 1
         self._unlearnt_s += record.duration_s
 
@@ -162,3 +162,16 @@ class Predictor:
         except (np.linalg.LinAlgError, ValueError):  # these cannot be fitted
             return None
         return curve if curve.r2 >= LEAST_R2 else None
+
+
+def features(record: IterationRecord) -> list[float]:
+    """The work of an iteration as a row of `step_time.fit`."""
+    drafts = record.accepted_drafts + record.rejected_drafts  # rows, too, and each draws
+    num_tokens = record.num_tokens + record.rejected_drafts
+    segments = [
+        max(0, min(num_tokens, end) - start)
+        for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
+    ]
+    rows, drawn = record.batch_size + drafts, record.num_drawn + drafts
+    others = rows, drawn, record.attended, record.context
+    return [1.0, *segments, *others, float(record.with_deferred)]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from records import IterationRecord, counted
+from records import counted
 from seams import Advance, Served
 
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
@@ -125,18 +125,6 @@ class Curve:
         """Durations of iterations with these features [n, FEATURES]."""
         result: Floats = features @ np.array([self.offsets[0], *self.slopes, *self.others])
         return result
-
-
-def features(record: IterationRecord) -> list[float]:
-    drafts = record.num_drafts  # rows, too, and each draws
-    num_tokens = record.num_tokens + record.rejected_drafts
-    segments = [
-        max(0, min(num_tokens, end) - start)
-        for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
-    ]
-    rows, drawn = record.batch_size + drafts, record.num_drawn + drafts
-    others = rows, drawn, record.attended, record.context
-    return [1.0, *segments, *others, float(record.with_deferred)]
 
 
 def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf) -> Curve:

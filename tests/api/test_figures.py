@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.metrics import DURATIONS_S, Histogram
 from serving.config import Config
+from telemetry.stats import Histogram
 from tests.api.conftest import TWO, serving, speculating, stats_of
 from tests.support.dialects import NATIVE, TGI, Json, ask
 from tests.support.openai_calls import CHAT, chat, chunks
@@ -129,7 +129,7 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
 
 @given(st.lists(st.tuples(st.floats(0, 200), st.integers(1, 5)), max_size=50))
 def test_a_histogram_holds_what_it_was_given(values: list[tuple[float, int]]) -> None:
-    histogram = Histogram(DURATIONS_S)
+    histogram = Histogram()
     for value, times in values:
         histogram.observe(value, times)
     for bound, count in histogram.cumulated():

@@ -20,7 +20,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from api.http.hooks.logs import formatter
+from api.http.hooks import formatter
 from app import create_app
 from batching import BatchingManager
 from engine.inference import Inference
@@ -223,7 +223,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:
 def test_each_request_has_one_line_with_its_id_and_its_cost(
     client: FlaskClient, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "api.http.hooks.logs")
+    caplog.set_level(logging.INFO, "api.http.hooks")
     for sent, tokens in (("mine", 5), ("x" * 129, 0), ("two words", 0)):
         asked = body(NATIVE, "hello", tokens, stream=stream)
         with client.post(NATIVE, json=asked, headers={"X-Request-Id": sent}) as answer:

@@ -159,7 +159,8 @@ def check_history(world: World, *, exact: bool) -> None:
         computed = [row for row in record.rows if row.kind not in ("held", "paused")]
         assert all(row.num_tokens > 0 for row in computed)
         assert sum(row.num_tokens for row in record.rows) == record.num_tokens
-        assert record.num_drafts == sum(row.accepted + row.rejected for row in record.rows)
+        assert record.accepted_drafts == sum(row.accepted for row in record.rows)
+        assert record.rejected_drafts == sum(row.rejected for row in record.rows)
         assert record.batch_size == sum(row.kind != "paused" for row in record.rows)
         assert record.used_blocks > 0
         held = record.used_blocks + record.cached_blocks + record.free_blocks

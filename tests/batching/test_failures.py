@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Literal, cast
 
 import pytest
@@ -138,7 +139,11 @@ def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
 
 
 def test_a_recorder_that_fails_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(DYNAMIC, also=cast(Recorder, "no recorder"))
+    def fail(*_: object) -> None:
+        raise OSError("no space is left")
+
+    broken = SimpleNamespace(iteration=fail, request=fail, busy=fail)
+    world = World(DYNAMIC, also=cast(Recorder, broken))
     world.submit([1], 3)
     world.run()
     check_closed(world)

@@ -109,7 +109,7 @@ def test_there_are_no_drafts_beside_deferred_requests() -> None:
     world.submit([2], 5, service_class="deferred", stored=True)
     world.run()
     check_closed(world)
-    assert {record.with_deferred for record in world.books.iterations if record.num_drafts} == {
+    assert {record.with_deferred for record in world.books.iterations if record.rows.accepted} == {
         False
     }
 

@@ -28,7 +28,6 @@ from records import IterationRecord, Recorder, RequestRecord
 from requested import Constraint, Sampling
 from scheduling.registry import PAUSING
 from seams import Observer, Outcome, Plan, Policy, Request, Served, View
-from telemetry.stats import Recorders
 from tests.batching.modes import Mode
 from tests.scheduling.law import Law
 from tests.scheduling.shown import NO_SIGNALS
@@ -82,7 +81,8 @@ def drive(manager: BatchingManager, lay_out: LayOut, clock: Callable[[], float])
     """The loop of a mode with this layout."""
     while not manager.drained:
         wait = manager.step(lay_out, clock)
-        manager.sleep(wait, clock)
+        if wait is not None:
+            manager.sleep(wait, clock)
 
 
 class World:
@@ -117,7 +117,7 @@ class World:
         self.books = Books()
         self.manager = BatchingManager(
             self.policy,
-            self.books if also is None else Recorders(self.books, also),
+            [self.books] if also is None else [self.books, also],
             speculation=Speculation(speculate, Law(known=False)) if speculate else None,
             **limits,
         )

@@ -26,8 +26,8 @@ class Books(RuleBasedStateMachine):
         self.held: dict[tuple[int, int], tuple[str, *tuple[int, ...]]] = {}
         self.count = 0
 
-    def learn(self) -> None:
-        for id, blocks in self.ledger.take_new_blocks().items():
+    def grow(self, steps: list[Advance]) -> None:
+        for id, blocks in self.ledger.grow(steps).items():
             self.tables.setdefault(id, []).extend(blocks)
 
     @rule(
@@ -52,7 +52,7 @@ class Books(RuleBasedStateMachine):
         shown = [self.ledger.hit_tokens(s) for s in new[:fit]]
         hits = self.ledger.open(new[:fit])
         assert shown == hits
-        self.learn()
+        self.grow([])
         for sequence, hit_tokens in zip(new[:fit], hits, strict=True):
             sequence.resident = True
             sequence.computed = hit_tokens
@@ -69,8 +69,7 @@ class Books(RuleBasedStateMachine):
         if not trial.take(step):
             self.release(sequence)
             return
-        self.ledger.grow([step])
-        self.learn()
+        self.grow([step])
         assert self.ledger.num_blocks - self.ledger.used == trial.free
         table = self.tables[sequence.id]
         for position in range(sequence.computed, sequence.known):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.inference import Inference
-from engine.lengths import LEAST, USERS_KEPT, LengthPredictor
+from engine.lifecycle import LEAST_LENGTHS, USERS_KEPT, LengthPredictor
 from engine.queue import RequestQueue
 from generate.rectangle import RectangleLedger
 from requested import Sampling
@@ -51,7 +51,7 @@ def test_the_median_of_a_users_own_requests_of_this_length_comes_before_that_of_
         lengths.learn(1, 10, generated)
     assert lengths.predict(1, 9) == lengths.predict(2, 9) == 4
     assert lengths.predict(1, 100) is None
-    for _ in range(LEAST):
+    for _ in range(LEAST_LENGTHS):
         lengths.learn(2, 10, 50)
     assert (lengths.predict(1, 10), lengths.predict(2, 10)) == (4, 50)
 
@@ -71,7 +71,7 @@ def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_re
         ledger.open(rows[:2])
         assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
         # consecutive, whatever left before
-        assert ledger.take_new_blocks() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
+        assert ledger.grow([]) == {1: tuple(range(5)), 2: tuple(range(5, 10))}
         assert ledger.fit(rows[2:]) == 0
         assert ledger.fit(rows[2:], rows[:2]) == 1
         for row in leaving:

@@ -113,7 +113,7 @@ def check(by: str, of: Iteration) -> None:
     twin.keys.copy_(of.pool.keys)
     twin.values.copy_(of.pool.values)
     for layer in range(shape.n_layer):
-        window = shape.window(layer)
+        window = shape.windows[layer]
         expected, found = defined(of, layer, window), torch.zeros_like(of.q)
         chunks = [Chunk(span, shape, window) for span in of.spans if span.length]
         attend_rows(chunks, twin, layer, *of[2:], found, of.q.shape[2] ** -0.5)

@@ -64,9 +64,9 @@ def serve(
     """A request arrives at the step that `arrival_s` says, and is cancelled at that of `leaving`,
     unless it has ended. `drafts`: of a row at most; 0: without speculation. `before` every step."""
     predictor, ledger = Predictor(), ledger or make_ledger(mode, model)
-    tally = Tally(predictor)
+    tally = Tally()
     manager = BatchingManager(
-        policy, tally, max_batch_size=rows, max_waiting=100, lookahead=lookahead,
+        policy, [tally, predictor], max_batch_size=rows, max_waiting=100, lookahead=lookahead,
         speculation=Speculation(drafts, predictor) if drafts else None,
     )  # fmt: skip
     manager.serve(model, ledger)

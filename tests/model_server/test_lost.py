@@ -43,7 +43,7 @@ class Driven(NamedTuple):
 
 @contextlib.contextmanager
 def driving(model: RemoteModel) -> Iterator[Driven]:
-    manager = BatchingManager(Orca(), Books(), max_batch_size=8, max_waiting=1000, lookahead=1)
+    manager = BatchingManager(Orca(), [Books()], max_batch_size=8, max_waiting=1000, lookahead=1)
     driven = Driven(manager, [])
 
     def note_return() -> None:
@@ -87,8 +87,9 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
         assert inference.error is None
         assert inference.ids == [7, i, *reference([7, i], TOKENS, seed=i)]
     assert manager.memory.used == 0
-    assert isinstance(manager.recorder, Books)
-    assert len(manager.recorder.requests) == REQUESTS  # each was answered once
+    (books,) = manager.recorders
+    assert isinstance(books, Books)
+    assert len(books.requests) == REQUESTS  # each was answered once
 
 
 def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, s
 
 def run(model, mode: Mode, work) -> list[Inference]:  # type: ignore[no-untyped-def]
     manager = BatchingManager(
-        mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=1
+        mode.policy(0.0), [Books()], max_batch_size=4, max_waiting=100, lookahead=1
     )
     manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from records import IterationRecord, RequestRecord
-from telemetry.durations import tpot_s
 from telemetry.stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats
 
 REQUEST = RequestRecord(10.0, 11.0, 12.0, 16.0, 16.0, 4, 5, 5, 0, "immediate", "length")
@@ -99,7 +98,7 @@ def test_percentiles_interpolate_and_a_single_token_has_no_time_per_output_token
     assert [(b["num_tokens"], b["n"], b["mean_s"]) for b in buckets] == [
         (10, 31, 15.0), (20, 31, 46.0), (30, 31, 77.0), (40, 8, 96.5),
     ]  # fmt: skip
-    assert [tpot_s(replace(REQUEST, generated=n)) for n in (1, 2)] == [None, 4.0]
+    assert [replace(REQUEST, generated=n).tpot_s for n in (1, 2)] == [None, 4.0]
 
 
 def test_memory_is_bounded_and_totals_stay_exact() -> None:

@@ -25,11 +25,10 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
-from api.http.errors import ApiError, busy
+from api.http.errors import ApiError, RefusedBody, busy
 from api.http.worker.incoming import PIECE_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.worker.outgoing import Outgoing
-from api.http.worker.refusals import RefusedBody
 from api.http.worker.threads import Threads
 from web.headers import bearer_key, is_valid
 from web.pace import Pace

@@ -18,7 +18,7 @@ from generate import dynamic, static
 from generate.modes import LayOut
 from loading import LoadError, load_local_model
 from model_server.config import ServeConfig
-from runtime.errors import with_our_errors
+from runtime.results import with_our_errors
 from seams import DeviceLostError, DeviceMemoryError
 from serving.config import Config
 from tests.bare import Bare

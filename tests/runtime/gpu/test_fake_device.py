@@ -58,7 +58,7 @@ class ReadBack:
     """Zeros, where the device's numbers would be."""
 
     def __init__(self, tensors: Sequence[Tensor], _: torch.device) -> None:
-        numpy = runtime.transfer._NUMPY
+        numpy = runtime.transfer.NUMPY
         assert all(tensor.device == GPU for tensor in tensors)
         self._arrays = [np.zeros(tensor.shape, numpy[tensor.dtype]) for tensor in tensors]
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from records import IterationRecord
-from scheduling.prediction.predictor import MOST_PLANNING_S, REFIT_EVERY, Predictor
-from scheduling.prediction.step_time import SEEN_OFTEN, Work, features, fit, nnls
+from scheduling.prediction.predictor import MOST_PLANNING_S, REFIT_EVERY, Predictor, features
+from scheduling.prediction.step_time import SEEN_OFTEN, Work, fit, nnls
 from seams import Advance
 from tests.scheduling.shown import Shown
 

@@ -8,21 +8,20 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from flask import Flask, Response, g, has_request_context, request
 
-from api.http.hooks.logs import PROBES
 from engine.inference import Inference
 from telemetry.tracing import Traced, Tracing
 
 
-def register_traces(app: Flask, tracing: Tracing, model: str) -> None:
-    """`model`: its name in the spans."""
+def register_traces(app: Flask, tracing: Tracing, model: str, untraced: Container[str]) -> None:
+    """`model`: its name in the spans. `untraced`: paths whose GET requests have none."""
 
     @app.before_request
     def begin() -> None:
-        if request.path not in PROBES or request.method != "GET":
+        if request.path not in untraced or request.method != "GET":
             g.trace = tracing.serve(request.method, dict(request.headers), time.time_ns())
 
     @app.after_request
