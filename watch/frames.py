@@ -236,6 +236,7 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
                 start_s=line["start_s"],
                 duration_s=line["duration_s"],
                 num_positions=sum(tokens) + line["padding"] + sum(rejected),
+                padding=line["padding"],
                 num_generated=line["generated"],
                 accepted_drafts=sum(accepted),
                 rejected_drafts=sum(rejected),

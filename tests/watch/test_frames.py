@@ -55,6 +55,7 @@ def iterated(n: int, rows: Sequence[tuple[int, int, int, int]]) -> IterationReco
         start_s=n * 0.01,
         duration_s=0.01,
         num_positions=sum(tokens) + 1,
+        padding=1,
         num_generated=len(rows),
     )
 
@@ -84,7 +85,9 @@ def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
         Arrived(7, 0.0, 3, 3, "immediate"),
         iterated(1, [(7, 1, 3, 0)]),
         replace(iterated(3, [(7, 0, 4, 0)]), preempted=(7,)),
-        IterationRecord(1, 3, rows=drafts, preempted=[], accepted_drafts=2, rejected_drafts=1),
+        IterationRecord(
+            1, 3, rows=drafts, num_positions=4, preempted=[], accepted_drafts=2, rejected_drafts=1
+        ),
         Ended(7, record),
     ]
     again = [read_again(event) for event in events]
