@@ -19,24 +19,24 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9973,
-    "benchmarks": 5987,
+    "api": 9800,
+    "benchmarks": 5985,
     "client": 8704,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2531,
     "models": 2416,
     "router": 3506,
-    "runtime": 5726,
-    "scheduling": 2481,
-    "tests": 30116,
+    "runtime": 5720,
+    "scheduling": 2479,
+    "tests": 30124,
     "text": 2035,
-    "others": 8673,
+    "others": 8705,
 }
-PRODUCT_LINES = 42276  # all but tests, benchmarks and client
-SHORT_FILES = 54
+PRODUCT_LINES = 42127  # all but tests, benchmarks and client
+SHORT_FILES = 50
 LONG_FUNCTIONS = 14
-REPEATED_CLASS_NAMES = 58  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
 
 
 @functools.cache
