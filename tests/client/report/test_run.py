@@ -7,14 +7,7 @@ from pathlib import Path
 
 from client.analysis.gates import SATURATED
 from client.load.records import Run
-from client.report.run import (
-    Facts,
-    OneRun,
-    judged,
-    run_figures,
-    run_text,
-    write_run_report,
-)
+from client.report.run import Facts, OneRun, judged, run_figures, run_text, write_run_report
 from tests.client.analysis.made import outcome, run_of, steady
 
 
