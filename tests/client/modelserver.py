@@ -165,7 +165,8 @@ class Model:
         return web.json_response(
             {
                 "mode": self.args.mode,
-                "model": {"name": "sleep", "note": "This model only sleeps."},
+                "model": {"name": "sleep", "dtype": "f4", "note": "This model only sleeps."},
+                "machine": {"gpu": "H200", "cpu": "Xeon", "cores": 16},
                 "total-tokens-handled": self.tokens,
                 "counts": {"waiting": len(self.queue), "running": len(self.running)},
                 "batch-size": {"mean": sum(self.rows) / len(self.rows) if self.rows else None},

@@ -42,7 +42,8 @@ def test_samples_are_sent_and_the_servers_stats_are_printed(
     told = capsys.readouterr().out
     assert "12 ok, 0 failed, 0 unfinished of 12" in told
     assert "/stats: " in told
-    assert "server: mode dynamic, model sleep, unknown, This model only sleeps." in told
+    own = "server: mode dynamic, model sleep, f4, This model only sleeps., on H200, Xeon, 16 cores"
+    assert own in told.splitlines()
     lines = told.splitlines()
     assert len(lines) <= 15, "the result fits on a screen"
     assert lines[-1].startswith(("VALID", "SATURATED: backlog")), "a busy machine serves late"
