@@ -22,11 +22,8 @@ NOW_S = 1000.0
 EXPIRES_S = 5000.0
 
 
-def new_items(count: int, first: int = 1) -> list[NewItem]:
-    return [
-        NewItem(line, f"id-{line}", b'{"prompt":"%d"}' % line)
-        for line in range(first, first + count)
-    ]
+def new_items(count: int) -> list[NewItem]:
+    return [NewItem(n, f"id-{n}", b'{"prompt":"%d"}' % n) for n in range(1, count + 1)]
 
 
 def upload(store: JobStore, content: Iterable[bytes] = (b"a\n",), owner: str = OWNER) -> str:
@@ -44,26 +41,25 @@ def create(
     return store.batches.create(owner, wanted, NOW_S, expires_at=expires_at)
 
 
-def validating(store: JobStore, lines: int | Sequence[NewItem] = 0, **options) -> Batch:
+def validating(store: JobStore, lines: int = 0, **options) -> Batch:
     """A batch that this worker validates, with lines that it has found good."""
     batch = create(store, **options)
     claimed = store.batches.claim_validation(WORKER, batch.spec.model, NOW_S)
     assert claimed is not None
     assert claimed.id == batch.id
-    items = new_items(lines) if isinstance(lines, int) else lines
-    assert store.items.add(batch.id, WORKER, items) == []
+    assert store.items.add(batch.id, WORKER, new_items(lines)) == []
     return batch
 
 
-def started(store: JobStore, lines: int | Sequence[NewItem], **options) -> Batch:
+def started(store: JobStore, lines: int, **options) -> Batch:
     """A batch in progress."""
     batch = validating(store, lines, **options)
     store.batches.start(batch.id, WORKER, NOW_S)
     return store.batches.get(batch.owner, batch.id)
 
 
-def claim(store: JobStore, n: int, worker: str = WORKER, now_s: float = NOW_S) -> list[Item]:
-    return store.items.claim(worker, MODEL, n, now_s)
+def claim(store: JobStore, n: int, worker: str = WORKER) -> list[Item]:
+    return store.items.claim(worker, MODEL, n, NOW_S)
 
 
 def result(item: Item, succeeded: bool = True) -> Result:
@@ -71,18 +67,8 @@ def result(item: Item, succeeded: bool = True) -> Result:
     return Result(item.lease, succeeded, text, Usage(3, 1, 5))
 
 
-def save(store: JobStore, items: Sequence[Item], succeeded: bool = True) -> int:
-    return store.items.save(WORKER, [result(item, succeeded) for item in items])
-
-
 def unrun(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
     return json.dumps({"custom_id": custom_id, "why": why, "of": [batch_id, line]}).encode()
-
-
-def finalise(store: JobStore, now_s: float = NOW_S) -> Batch:
-    batch = store.batches.claim_finalisation(WORKER, now_s)
-    assert batch is not None
-    return store.batches.finalise(batch.id, WORKER, now_s, unrun)
 
 
 def lines_of(

@@ -17,7 +17,17 @@ from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore
 from deferred.store.schema import batch_items
-from tests.deferred.jobs import MODEL, OWNER, claim, full_disk, rows_of, save, started, upload
+from tests.deferred.jobs import (
+    MODEL,
+    OWNER,
+    WORKER,
+    claim,
+    full_disk,
+    result,
+    rows_of,
+    started,
+    upload,
+)
 
 URL = "/v1/completions"
 
@@ -118,7 +128,7 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     sqlite_store: JobStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = started(sqlite_store, 2, expires_at=time.time() + 3600)
-    save(sqlite_store, claim(sqlite_store, 2))
+    sqlite_store.items.save(WORKER, [result(item) for item in claim(sqlite_store, 2)])
     large, small = submitted(sqlite_store, 40, 500_000), submitted(sqlite_store, 3)
     maintenance = maintenance_of(sqlite_store, 2**20)
     with full_disk(data_dir, 6 * 2**20):

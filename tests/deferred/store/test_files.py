@@ -168,5 +168,7 @@ def test_a_batch_counts_with_its_lines_until_it_ends_and_results_are_never_refus
     assert stored(store) == QUOTA // 2 + 2 * 10 + QUOTA
     with pytest.raises(QuotaExceededError):
         upload(store, quota_bytes=QUOTA)
-    assert jobs.finalise(store).status == "completed"
+    assert store.batches.claim_finalisation(WORKER, NOW_S) is not None
+    ended = store.batches.finalise(batch_id, WORKER, NOW_S, jobs.unrun)
+    assert ended.status == "completed"
     assert stored(store) == QUOTA // 2 + 10 + QUOTA + 1

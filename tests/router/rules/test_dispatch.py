@@ -31,14 +31,6 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
-def test_probes_keep_the_latency_fresh_also_of_a_server_that_gets_no_requests() -> None:
-    upstream = next(iter(fleet_of(1)))
-    for _ in range(100):
-        upstream.probe_succeeded({}, 0.3)
-    assert upstream.latency_s == pytest.approx(0.3, rel=0.01)
-    assert not upstream.models
-
-
 def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
     fleet = Fleet()
     fleet.add(Spec("http://env:1", 1), "environment")
@@ -119,15 +111,6 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
             dispatcher.release(request, outcome, 0.0)
     states = [u.breaker.state(0.0) for u in fleet]
     assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
-
-
-def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow() -> None:
-    fleet = fleet_of(2)
-    dispatcher = dispatcher_over(fleet)
-    request = dispatcher.arrive("m", 0.0, deferred=True)
-    before = at(request).latency_s
-    dispatcher.began(request, 300.0)
-    assert at(request).latency_s == before
 
 
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:

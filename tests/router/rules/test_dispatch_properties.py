@@ -30,8 +30,13 @@ class Known:
     timeouts: int = 0
     draining: bool = False
     paused_until: float = 0.0
+    latency_s: float | None = None  # a moving average
     sent: list[int] = field(default_factory=list)  # seconds
     retried: list[int] = field(default_factory=list)
+
+    def observe(self, seconds: float) -> None:
+        old = seconds if self.latency_s is None else self.latency_s
+        self.latency_s = 0.8 * old + 0.2 * seconds
 
 
 def allowed(request: RoutedRequest, upstream: Upstream | None) -> bool:
@@ -49,6 +54,7 @@ class Walk:
         self.answers: Counter[int] = Counter()
         self.known: dict[Upstream, Known] = {}
         self.waited: set[int] = set()
+        self.placed_s: dict[int, float] = {}
         self.unserved: dict[str, float] = {}  # models that are waited for, and since when
         self.reached: set[int] = set()
         self.dispatcher = Dispatcher(self.fleet, self.rng.choice(POLICIES)(), LIMITS, self.decided)
@@ -83,6 +89,7 @@ class Walk:
     def placed(self, request: RoutedRequest) -> None:
         assert request.state is State.PLACED
         assert request.upstream is not None
+        self.placed_s[request.seq] = self.now
         if len(request.tried) == 1:
             self.known[request.upstream].sent.append(int(self.now))
 
@@ -133,6 +140,7 @@ class Walk:
                 known.models = {model for model in MODELS if self.rng.random() < 0.7}
                 upstream.probe_succeeded(dict.fromkeys(known.models, b"{}"), 0.01)
                 known.ready, known.timeouts = True, 0
+                known.observe(0.01)
             elif end:
                 upstream.probe_failed("down", timed_out=end == "late")
                 known.timeouts = known.timeouts + 1 if end == "late" else 0
@@ -209,6 +217,9 @@ class Walk:
     def first_byte(self) -> None:
         for request in self.some(State.PLACED):
             self.dispatcher.began(request, self.now)
+            assert request.upstream is not None
+            if not request.deferred:  # a server may pause it
+                self.known[request.upstream].observe(self.now - self.placed_s[request.seq])
 
     def upstream_ends(self) -> None:
         for request in self.some(State.PLACED):
@@ -249,6 +260,8 @@ class Walk:
             self.dispatcher.retry(request, self.now)
             if request.state is State.WAITING:
                 self.waited.add(request.seq)
+            elif request.state is State.PLACED:
+                self.placed(request)
 
     def client_leaves(self) -> None:
         for request in self.some(State.WAITING, State.PLACED, State.RELEASED):
@@ -263,7 +276,8 @@ class Walk:
         waiting = self.in_state(State.WAITING)
         models = {t.model for t in waiting if not any(map(self.usable, self.serving(t.model)))}
         self.unserved = {model: self.unserved.get(model, self.now) for model in models}
-        for upstream in self.known:
+        for upstream, known in self.known.items():
+            assert upstream.latency_s == pytest.approx(known.latency_s)
             held, limit = self.on(upstream), upstream.spec.limit
             assert upstream.in_flight == len(held) <= limit
             assert upstream.deferred == sum(t.deferred for t in held) <= max(1, limit // 2)
