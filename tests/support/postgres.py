@@ -84,7 +84,7 @@ class Postgres:
         return f"postgresql://postgres@/{name}?host={self.folder}"
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        command = [self._binaries / program, "-h", self.folder, *arguments]
+        command: list[str | Path] = [self._binaries / program, "-h", self.folder, *arguments]
         return subprocess.run(command, stdout=subprocess.DEVNULL)
 
 
