@@ -34,7 +34,7 @@ from client.load.records import Run
 from client.workloads.spec import SpecError
 
 _UNIT_S = {"ms": 1e-3, "s": 1.0}
-_OBJECTIVE = re.compile(r"(ttft|tpot|e2e)\s*:\s*(\d+\.?\d*|\.\d+)(ms|s)?", re.ASCII)
+_OBJECTIVE = re.compile(r"(ttft|tpot|e2e)\s*:\s*(\d+\.?\d*|\.\d+)(ms|s)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,11 @@ def parse_objectives(text: str) -> Objectives:
     values: dict[str, float] = {}
     for part in text.split(","):
         found = _OBJECTIVE.fullmatch(part.strip())
-        name, number, unit = found.groups() if found else ("", "0", "")
+        name, number, unit = found.groups() if found else ("", "0", "s")
         if not float(number) > 0 or f"{name}_s" in values:
             raise SpecError(
-                f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once and > 0"
-            )
-        if unit is None:
-            raise SpecError(
-                f"objectives {text!r}: {number} has no unit; write {name}:{number}ms or "
-                f"{name}:{number}s"
+                f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once, > 0 and "
+                "with its unit"
             )
         values[f"{name}_s"] = float(number) * _UNIT_S[unit]
     return Objectives(**values)

@@ -23,6 +23,7 @@ import numpy as np
 from client.workloads.lengths import Sizes
 from client.workloads.spec import Count, SpecError, build, read_text
 
+Prompts = tuple[list[str], list[int] | None]  # texts, and their lengths in tokens if known
 BLOCK_TOKENS = 512  # of Mooncake's hash_ids
 VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
 _COMMON = "the"  # one token of any vocabulary for English
@@ -91,14 +92,6 @@ def embedded_words() -> Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """Prompt texts, and their lengths in tokens if known."""
-
-    texts: list[str]
-    tokens: list[int] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Shared:
     """Each prompt begins with one of ``prefixes`` texts of ``tokens``, equally likely."""
 
@@ -120,14 +113,14 @@ def words_of(lengths: Sizes, rng: np.random.Generator, words: Words) -> Prompts:
         words.starts[first] + "".join(words.further[w] for w in itertools.islice(picked, more))
         for first, more in zip(firsts, (lengths - words.before - 1).tolist(), strict=True)
     ]
-    return Prompts(texts, lengths.tolist())
+    return texts, lengths.tolist()
 
 
 def plain_prompts(kind: str, n: int, rng: np.random.Generator) -> Prompts:
     """``request``, ``sharegpt:FILE`` or ``lines:FILE``, which have the lengths that they have."""
     name, _, path = kind.partition(":")
     if name == "request":
-        return Prompts([f"Request {i}" for i in range(n)], None)
+        return [f"Request {i}" for i in range(n)], None
     if name not in ("sharegpt", "lines") or not path:
         raise SpecError(
             f"prompts {kind!r} are unknown; allowed: words, request, shared:..., sharegpt:FILE, "
@@ -138,7 +131,7 @@ def plain_prompts(kind: str, n: int, rng: np.random.Generator) -> Prompts:
             if t.strip()]  # fmt: skip
     if not pool:
         raise SpecError(f"{path} contains no prompts")
-    return Prompts([pool[i] for i in rng.integers(len(pool), size=n).tolist()], None)
+    return [pool[i] for i in rng.integers(len(pool), size=n).tolist()], None
 
 
 def _first_turns(path: str, text: str) -> list[str]:
@@ -176,7 +169,7 @@ def shared_prompts(kind: str, own: Sizes, rng: np.random.Generator, words: Words
     prefixes = [made.first(shared.tokens) for _ in range(shared.prefixes)]
     chosen = rng.integers(shared.prefixes, size=own.size).tolist()
     texts = [prefixes[k] + made.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
-    return Prompts(texts, (own + length).tolist())
+    return texts, (own + length).tolist()
 
 
 def block_prompts(
@@ -208,4 +201,4 @@ def block_prompts(
         if have > length:  # words are split at their spaces, each a token
             text = " ".join(text.split(" ")[: length - words.before])
         texts.append(text + own.more(max(0, length - have)))
-    return Prompts(texts, lengths.tolist())
+    return texts, lengths.tolist()

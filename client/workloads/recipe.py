@@ -84,8 +84,8 @@ def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None
         trace = _drawn(recipe, process)
     users = None if process is None else process.users
     rows, n = trace.rows, trace.rows.size
-    prompts = _prompts(recipe, words, trace)
-    lengths: list[int] | list[None] = prompts.tokens or [None] * n
+    texts, known = _prompts(recipe, words, trace)
+    lengths: list[int] | list[None] = known or [None] * n
     deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
     seeds = _rng(recipe, "seeds").integers(2**31, size=n)
     think_s = np.zeros(n)
@@ -104,7 +104,7 @@ def make(recipe: Recipe, words: Words | None = None, *, users: int | None = None
             think_s=think,
         )
         for text, tokens, at_s, out, later, seed, think in zip(
-            prompts.texts, lengths, *(column.tolist() for column in columns), strict=True
+            texts, lengths, *(column.tolist() for column in columns), strict=True
         )
     ]
     steady = process is not None and process.steady

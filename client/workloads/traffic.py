@@ -132,7 +132,7 @@ def _flow(
         chosen = rng.permutation(np.arange(n) % flow.documents).tolist()
         texts = [documents[k] + words.more(m) for k, m in zip(chosen, own.tolist(), strict=True)]
     else:
-        texts = words_of(own, rng, embedded_words()).texts
+        texts = words_of(own, rng, embedded_words())[0]
     seeds = _rng(seed, "seeds", number).integers(2**31, size=n).tolist()
     off = _rng(seed, "predictions", number).normal(size=n)
     predicted = np.maximum(1, np.rint(output * np.exp(off * (flow.misprediction or 0.0))))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from client.workloads.spec import Count, Least0, said
+from client.workloads.spec import Count, Least0, SpecError, read_text, said
 
 FORMAT: Literal["effective-batching workload 1"] = "effective-batching workload 1"
 
@@ -130,11 +130,9 @@ def _line(request: Request) -> str:
 def read_workload(path: Path) -> Workload:
     """Read and check; WorkloadError names file, line and what was expected there."""
     try:
-        head, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
+        head, *lines = read_text(path).removesuffix("\n").split("\n")
+    except SpecError as error:
+        raise WorkloadError(str(error)) from None
     reader, requests, number, line = TypeAdapter(Request), list[Request](), 1, head
     try:
         header = TypeAdapter(_Header).validate_json(head, strict=True)

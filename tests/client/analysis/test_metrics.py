@@ -78,11 +78,9 @@ def test_objectives_are_all_to_be_met() -> None:
     assert not good(o, Objectives(None, 0.09, None))
     assert not good(o, Objectives(None, None, 0.8))
     assert parse_objectives("ttft:500ms, e2e:2.5s") == Objectives(0.5, None, 2.5)
-    for bad in ("ttft", "ttft:-1s", "ttft:1s,ttft:2s", "speed:3s", "tpot:x", "e2e:ms", "e2e:infs"):
+    for bad in ("ttft", "ttft:-1s", "ttft:1s,ttft:2s", "speed:3s", "e2e:ms", "e2e:infs", "e2e:5"):
         with pytest.raises(SpecError, match="expected ttft:500ms"):
             parse_objectives(bad)
-    with pytest.raises(SpecError, match="500 has no unit; write ttft:500ms or ttft:500s"):
-        parse_objectives("ttft:500")
 
 
 def test_deadlines_count_for_deferred_requests_only() -> None:

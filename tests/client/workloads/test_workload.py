@@ -126,8 +126,8 @@ def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
     share = tmp_path / "share.json"
     share.write_text(json.dumps(entries))
     rng = np.random.default_rng(0)
-    assert set(plain_prompts(f"lines:{lines}", 40, rng).texts) == {"one", "two"}
-    assert set(plain_prompts(f"sharegpt:{share}", 40, rng).texts) == {"hello"}
+    assert set(plain_prompts(f"lines:{lines}", 40, rng)[0]) == {"one", "two"}
+    assert set(plain_prompts(f"sharegpt:{share}", 40, rng)[0]) == {"hello"}
     share.write_text('[{"conversations": 3}]')
     with pytest.raises(SpecError, match=r"share\.json: expected"):
         plain_prompts(f"sharegpt:{share}", 40, rng)
