@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from client.client import main
 from client.load.http.target import Target
 from client.load.machine import ROOT
+from client.load.records import RawError, read_raw
 from client.report.__main__ import main as report
 from client.selftest import self_test
 from client.workloads.recipe import Recipe, make
@@ -101,3 +103,16 @@ def test_the_self_test_measures_the_client_on_a_null_server(
     assert line["requests_per_s"] == 40
     assert 5 <= line["streams_at_once"] <= 40
     assert line["verdict"] != "FAILED", "on a busy machine the client or the server may be late"
+
+
+HEADER = gzip.compress(b"", mtime=0)[:10]
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", None, gzip.compress(b"3\n", mtime=0), HEADER + b"\xff" * 20]
+)
+def test_a_file_without_runs_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "runs.jsonl.gz").write_bytes(content)
+    with pytest.raises(RawError, match=r"runs\.jsonl\.gz"):
+        list(read_raw(tmp_path))
