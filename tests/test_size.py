@@ -29,12 +29,12 @@ LINES = {
     "router": 3506,
     "runtime": 5720,
     "scheduling": 2479,
-    "tests": 30094,
+    "tests": 30077,
     "text": 2035,
     "others": 8705,
 }
 PRODUCT_LINES = 42127  # all but tests, benchmarks and client
-SHORT_FILES = 50
+SHORT_FILES = 46
 LONG_FUNCTIONS = 14
 REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
 
