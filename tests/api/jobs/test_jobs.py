@@ -202,20 +202,16 @@ def jsonl(*lines: Json | str) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
 
-def create(client: FlaskClient, file_id: str, **fields: Any) -> TestResponse:
+def create(client: FlaskClient, *lines: Json | str, **fields: Any) -> TestResponse:
+    file_id = fields.pop("file", None) or upload(client, jsonl(*lines)).get_json()["id"]
     asked = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
     headers = fields.pop("headers", {})
     return client.post("/v1/batches", json={**asked, **fields}, headers=headers)
 
 
-def file_of(client: FlaskClient, content: bytes) -> str:
-    id: str = upload(client, content).get_json()["id"]
-    return id
-
-
 def run(client: FlaskClient, *lines: Json | str, **fields: Any) -> Json:
     """Until the batch has ended."""
-    answer = create(client, file_of(client, jsonl(*lines)), **fields)
+    answer = create(client, *lines, **fields)
     assert answer.status_code == 200
     return reached(client, answer.get_json()["id"], "completed", "failed", "expired", "cancelled")
 
@@ -310,7 +306,7 @@ def test_a_cancelled_job_keeps_what_was_answered(tmp_path: Path) -> None:
     lines = [line(n, body={"prompt": "x", "max_tokens": 9}) for n in range(200)]
     config = Config("dynamic", data_dir=str(tmp_path), max_batch_size=8)
     with serving(config, lambda _: model) as client:
-        id = create(client, file_of(client, jsonl(*lines))).get_json()["id"]
+        id = create(client, *lines).get_json()["id"]
         reached(client, id, "in_progress", answered=1)
         cancelling = client.post(f"/v1/batches/{id}/cancel").get_json()
         assert (cancelling["status"], cancelling["cancelled_at"]) == ("cancelling", None)
@@ -375,17 +371,17 @@ def test_bad_envelopes_fail_the_batch_and_are_named_by_their_lines(store: FlaskC
 def test_a_batch_that_is_not_offered_is_refused(
     store: FlaskClient, fields: Json, param: str
 ) -> None:
-    error = error_of(create(store, file_of(store, jsonl(line(1))), **fields))
+    error = error_of(create(store, line(1), **fields))
     assert error["param"] == param
     if fields.get("completion_window") == "599s":
         assert "600 s (--min-completion-window)" in error["message"]
 
 
 def test_a_key_that_was_sent_before_means_the_same_batch(store: FlaskClient) -> None:
-    file = file_of(store, jsonl(line(1)))
+    file = upload(store, jsonl(line(1))).get_json()["id"]
 
     def made(key: str, **fields: Any) -> TestResponse:
-        return create(store, file, headers={"Idempotency-Key": key}, **fields)
+        return create(store, file=file, headers={"Idempotency-Key": key}, **fields)
 
     first, again, other = (made(key).get_json()["id"] for key in ("once", "once", "twice"))
     assert first == again != other
@@ -405,7 +401,7 @@ def test_batches_are_listed_newest_first_for_their_own_key_only(store: FlaskClie
         *(store.get(f"/v1/batches{of}", headers=TWO) for of in (f"/{ids[0]}", f"?after={ids[0]}")),
         store.post(f"/v1/batches/{ids[0]}/cancel", headers=TWO),
         store.get("/v1/batches/batch_none"),
-        create(store, "file-none"),
+        create(store, file="file-none"),
     ):
         error_of(answer, 404)
     error_of(store.get("/v1/batches?limit=101"))
