@@ -422,7 +422,7 @@ class Walk:
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        ("sqlite", 1000),
+        ("sqlite", 1500),
         ("postgresql", 200),
         pytest.param("sqlite", 50_000, marks=pytest.mark.long),
         pytest.param("postgresql", 5_000, marks=pytest.mark.long),
