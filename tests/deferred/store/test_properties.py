@@ -354,7 +354,8 @@ class Walk:
         worker, known = self.worker, [item.lease for item in self.seen]
         held = {item.lease for item in self.seen if self.line_of(item, worker)}
         assert self.store.items.heartbeat(worker, known, self.now_s) == held
-        for one in (*self.lines("running"), *self.jobs.values()):
+        leased: list[Line | Job] = [*self.lines("running"), *self.jobs.values()]
+        for one in leased:
             if one.worker == worker:
                 one.until = self.now_s + LEASE_S
 

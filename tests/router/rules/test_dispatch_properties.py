@@ -3,6 +3,7 @@ close. The walk drives it as the data plane does and keeps its own account."""
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,14 +11,19 @@ import pytest
 from router.rules import budget
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
-from router.rules.policies import LeastWork, PowerOfTwo, PrefixAffinity, RoundRobin
+from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
 from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
 URLS = [f"http://u{i}:1" for i in range(4)]
 LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=2)
 MODELS = ["a", "b"]
-POLICIES = [LeastWork, RoundRobin, PrefixAffinity, lambda: PowerOfTwo(random.Random(0))]
+POLICIES: list[Callable[[], Policy]] = [
+    LeastWork,
+    RoundRobin,
+    PrefixAffinity,
+    lambda: PowerOfTwo(random.Random(0)),
+]
 
 
 @dataclass
@@ -295,7 +301,12 @@ class Walk:
 
     def go(self, steps: int) -> None:
         rare = [self.add, self.probe, self.resolve, self.drain_or_remove, self.client_leaves]
-        often = [self.arrive, self.upstream_ends, self.back_off_ends, self.time_passes]
+        often: list[Callable[[], None]] = [
+            self.arrive,
+            self.upstream_ends,
+            self.back_off_ends,
+            self.time_passes,
+        ]
         for _ in range(steps):
             self.rng.choice([*rare, self.first_byte, *often, *often, *often])()
             self.require_account()
