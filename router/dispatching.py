@@ -62,6 +62,7 @@ class AsyncDispatcher:
 
     def began(self, request: RoutedRequest) -> None:
         self.state.began(request, self._loop.time())
+        self._arm()
 
     def release(
         self, request: RoutedRequest, outcome: Outcome, pause_s: float | None = None

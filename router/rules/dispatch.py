@@ -84,6 +84,7 @@ class Dispatcher:
         if not request.deferred:  # a server may pause those for any time
             upstream.observe_latency(now - request.placed_at)
         upstream.breaker.began(request.epoch)
+        self.tick(now)  # a half-open breaker admits the next one
 
     def release(
         self, request: RoutedRequest, outcome: Outcome, now: float, pause_s: float | None = None

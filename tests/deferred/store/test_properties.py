@@ -272,7 +272,8 @@ class Walk:
     def go_on(self) -> None:
         """With a batch that may be another's by now."""
         for job in self.rng.sample([*self.jobs.values()], min(1, len(self.jobs))):
-            self.rng.choice([self.validate_on, self.finalise_on])(job, self.worker)
+            steps = [self.validate_on, self.finalise_on][: 1 + (job.status != "validating")]
+            self.rng.choice(steps)(job, self.worker)
 
     def cancel(self) -> None:
         for job in self.rng.sample([*self.jobs.values()], min(1, len(self.jobs))):

@@ -113,6 +113,17 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
     assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
 
 
+def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
+    fleet = fleet_of(2)
+    dispatcher = dispatcher_over(fleet)
+    for _ in range(LEAST_FAILURES):
+        dispatcher.release(dispatcher.arrive("m", 0.0), Outcome.UNREACHABLE, 0.0)
+    trial, waiting = dispatcher.arrive("m", 5.0), dispatcher.arrive("m", 5.0)
+    assert waiting.state is State.WAITING
+    dispatcher.began(trial, 6.0)
+    assert at(waiting) is at(trial)
+
+
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
     fleet = fleet_of(50, 50)
     first, second = fleet
