@@ -26,14 +26,14 @@ LINES = {
     "kernels": 1368,
     "model_server": 2531,
     "models": 2416,
-    "router": 3506,
+    "router": 3508,
     "runtime": 5720,
     "scheduling": 2479,
-    "tests": 30066,
+    "tests": 30078,
     "text": 2035,
     "others": 8705,
 }
-PRODUCT_LINES = 42127  # all but tests, benchmarks and client
+PRODUCT_LINES = 42129  # all but tests, benchmarks and client
 SHORT_FILES = 46
 LONG_FUNCTIONS = 14
 REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
