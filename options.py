@@ -29,7 +29,7 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OptionGroup:
     """Options that `--help` shows under one title."""
 
     title: str
@@ -50,7 +50,7 @@ class Option:
     default: Any
     kind: type  # a key of _KINDS
     help: str
-    group: Group
+    group: OptionGroup
     variables: Sequence[str]  # of the environment; the first that is set counts
     choices: Sequence[str] = ()
     least: float = -math.inf

@@ -17,7 +17,7 @@ from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, ApiError, busy, refusal
 from api.http.hooks import belongs_to_request, presented_owner
 from api.http.traces import trace_generations
-from api.http.turns import Turns
+from api.http.turns import EncodingTurns
 from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
 from api.signals import NONE, Signals, signal
@@ -88,7 +88,7 @@ class Service:
     defaults: SamplingDefaults = field(
         default_factory=SamplingDefaults
     )  # of OpenAI's APIs and /inference
-    turns: Turns = field(default_factory=Turns)
+    turns: EncodingTurns = field(default_factory=EncodingTurns)
 
     def arrived_s(self) -> float:
         """When the present request arrived."""

@@ -38,7 +38,7 @@ from multiprocessing.context import ForkProcess
 import torch
 
 from benchmarks.on_gpu import checks, modes, steps
-from benchmarks.on_gpu.points import AGREES, Emit, Point, Value, append, read, shown, tables
+from benchmarks.on_gpu.points import AGREES, Emit, TableRow, Value, append, read, shown, tables
 from benchmarks.on_gpu.work import NAMES, Options
 from model import DTYPES
 from runtime.gpu.choice import resolve_device
@@ -51,7 +51,7 @@ SMI = "name,driver_version,clocks.sm,clocks.mem,power.limit,memory.free,memory.t
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """`apart`: its own processes use the device, and may need all of it."""
 
     name: str
@@ -81,40 +81,40 @@ def single(options: Options, emit: Emit) -> None:
     steps.profiled(options, emit)
 
 
-def parts_of(call: str, points: Sequence[Point], *, tiny: bool) -> list[Part]:
+def parts_of(call: str, points: Sequence[TableRow], *, tiny: bool) -> list[GpuPart]:
     """In their order."""
     if call == "B":
         return [
-            Part("mixed", 70, partial(modes.bare, equal=False)),
-            Part("http", 110, modes.over_http, apart=True),
-            Part("equal", 50, partial(modes.bare, equal=True)),
-            Part("memcheck", 40, modes.sanitizer, apart=True),
+            GpuPart("mixed", 70, partial(modes.bare, equal=False)),
+            GpuPart("http", 110, modes.over_http, apart=True),
+            GpuPart("equal", 50, partial(modes.bare, equal=True)),
+            GpuPart("memcheck", 40, modes.sanitizer, apart=True),
         ]
     gb_s = next((p.row.get("copy GB/s") for p in points if p.table == "the device"), None)
     known = float(gb_s) if isinstance(gb_s, float) else None
     timed = [
-        Part(f"decodes of {name}", 60, partial(steps.decodes, name=name, gb_s=known))
+        GpuPart(f"decodes of {name}", 60, partial(steps.decodes, name=name, gb_s=known))
         for name in (NAMES[:1] if tiny else NAMES)
     ]
     return [
-        Part("device", 30, trivial),
-        Part("self-checks", 60, checks.self_checks, apart=True),
-        Part("networks", 70, checks.networks),
+        GpuPart("device", 30, trivial),
+        GpuPart("self-checks", 60, checks.self_checks, apart=True),
+        GpuPart("networks", 70, checks.networks),
         timed[0],
-        Part("attention", 40, checks.attention),
+        GpuPart("attention", 40, checks.attention),
         *timed[1:],
-        Part("kernels", 40, single),
+        GpuPart("kernels", 40, single),
     ]
 
 
-def usable(points: Sequence[Point]) -> bool:
+def usable(points: Sequence[TableRow]) -> bool:
     """Whether the kernels can be used: the smallest one ran, and no check of a shape failed."""
     found = {p.row["check"]: p.row["found"] for p in points if p.table == "checks"}
     shapes = [found for name, found in found.items() if " heads of " in str(name)]
     return found.get(checks.TRITON, AGREES) == AGREES and all(f == AGREES for f in shapes)
 
 
-class Bench:
+class GpuBench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.out: Path = args.out
@@ -123,7 +123,7 @@ class Bench:
 
     def run(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        append(self.kept, Point("machine", machine()))
+        append(self.kept, TableRow("machine", machine()))
         names = [part.name for part in parts_of(self.args.call, [], tiny=self.args.tiny)]
         for at, name in enumerate(names):
             if self.args.parts and name not in self.args.parts:
@@ -138,7 +138,7 @@ class Bench:
             if why is not None:
                 self._emit("left out", {"what": part.name, "why": why})
 
-    def _apart(self, part: Part, seconds: float) -> str | None:
+    def _apart(self, part: GpuPart, seconds: float) -> str | None:
         """Runs it in a process of its own; why it did not end well."""
         process = FORKING.Process(target=self._in_process, args=(part,))
         process.start()
@@ -150,7 +150,7 @@ class Bench:
             return f"ended with status {process.exitcode}"
         return None
 
-    def _in_process(self, part: Part) -> None:
+    def _in_process(self, part: GpuPart) -> None:
         os.setsid()  # what it starts ends with it
         faulthandler.enable()
         args = self.args
@@ -169,7 +169,7 @@ class Bench:
         os._exit(0)  # a fork must not run the parent's exit handlers
 
     def _emit(self, table: str, row: Mapping[str, Value]) -> None:
-        append(self.kept, Point(table, row))
+        append(self.kept, TableRow(table, row))
         told = ", ".join(f"{name} {shown(value)}" for name, value in row.items())
         print(f"        {table}: {told}", flush=True)
 
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.parts or []:
         if name not in allowed:
             parser.error(f"no part {name!r} in call {args.call}; allowed: {', '.join(allowed)}")
-    bench = Bench(args)
+    bench = GpuBench(args)
     bench.run()
     print(tables(list(read(bench.kept))))
 

@@ -50,14 +50,14 @@ Bits = Mapping[str, float]  # of a value of each piece (models/weights/pieces.py
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     read_bytes_per_s: float
     operations_per_s: dict[str, float]  # by dtype
 
-    def or_better(self, other: Limits) -> Limits:
+    def or_better(self, other: Bounds) -> Bounds:
         """The better of two measurements, since other work on the machine only lowers them."""
         rates = {d: max(r, other.operations_per_s[d]) for d, r in self.operations_per_s.items()}
-        return Limits(max(self.read_bytes_per_s, other.read_bytes_per_s), rates)
+        return Bounds(max(self.read_bytes_per_s, other.read_bytes_per_s), rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def whole_layers(config: Config) -> int:
 
 
 def least_seconds(
-    passes: Sequence[Pass], config: Config, dtype: str, limits: Limits, bits: Bits | None = None
+    passes: Sequence[Pass], config: Config, dtype: str, limits: Bounds, bits: Bits | None = None
 ) -> float:
     return sum(
         max(
@@ -137,7 +137,7 @@ def least_seconds(
     )
 
 
-def measure(dtypes: Sequence[str]) -> Limits:
+def measure(dtypes: Sequence[str]) -> Bounds:
     """With all cores, the best of several. Raises SystemExit without a compiler."""
     loops = _loops()
     if not loops:
@@ -147,7 +147,7 @@ def measure(dtypes: Sequence[str]) -> Limits:
     rates = {
         dtype: max(_rate(loops[name]) for name in RATES[dtype] if name in loops) for dtype in dtypes
     }
-    return Limits(READ_BYTES / read_s, rates)
+    return Bounds(READ_BYTES / read_s, rates)
 
 
 def _loops() -> dict[str, Callable[..., int]]:
@@ -179,7 +179,7 @@ def _best_seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def describe(limits: Limits) -> str:
+def describe(limits: Bounds) -> str:
     rates = ", ".join(f"{r / 1e9:.0f} GFLOP/s in {d}" for d, r in limits.operations_per_s.items())
     return f"reads {limits.read_bytes_per_s / 1e9:.1f} GB/s, computes {rates}"
 

@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class LongPromptsRun:
     """One side in one round. The others receive a token in every iteration."""
 
     itl_s: Floats  # of the others
@@ -59,9 +59,9 @@ class Played:
         return _p99(self.itl_s[self.disturbed] / undisturbed_s[self.disturbed])
 
 
-METRICS: dict[str, Callable[[Played], float]] = {
+METRICS: dict[str, Callable[[LongPromptsRun], float]] = {
     "tokens_per_s": lambda played: played.tokens_per_s,
-    "stall": Played.stall,
+    "stall": LongPromptsRun.stall,
     "p99_ms": lambda played: 1000 * _p99(played.itl_s[played.disturbed]),
     "ttft_ms": lambda played: 1000 * played.ttft_s,
 }
@@ -85,7 +85,7 @@ def itl_of(run: BareRun) -> Floats:
     return np.diff(ends_s)
 
 
-def played(run: BareRun, decodes: int, alone_s: Floats) -> Played:
+def played(run: BareRun, decodes: int, alone_s: Floats) -> LongPromptsRun:
     """Raises ValueError if the others did not decode beside all prompts."""
     others, prompts = run.inferences[:decodes], run.inferences[decodes:]
     tokens = run.tokens + sum(inference.prompt_tokens for inference in run.inferences)
@@ -97,7 +97,7 @@ def played(run: BareRun, decodes: int, alone_s: Floats) -> Played:
     ends_s = np.array([r.start_s + r.duration_s for r in run.tally.iterations[1:]])
     disturbed = slice(*np.searchsorted(ends_s, [arrival_s, max(first) + TINY_S]).tolist())
     ttft_s = float(np.mean(first)) - arrival_s
-    return Played(itl_of(run), disturbed, ttft_s, tokens / run.seconds, alone_s)
+    return LongPromptsRun(itl_of(run), disturbed, ttft_s, tokens / run.seconds, alone_s)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     work = work_of(args, model.vocab_size, float(alone(0)[:UNDISTURBED].sum()))
 
-    def turn(name: str, alone_s: Floats) -> Played:
+    def turn(name: str, alone_s: Floats) -> LongPromptsRun:
         return played(run(name, work), args.decodes, alone_s)
 
     sides = {name: partial(turn, name) for name in policies}

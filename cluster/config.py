@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from options import Group, Options
+from options import OptionGroup, Options
 from serving.config import Config
 
-ROUTER = Group("router")
-REPLICAS = Group("replicas")
+ROUTER = OptionGroup("router")
+REPLICAS = OptionGroup("replicas")
 
 
 def _replicas(text: str) -> str:

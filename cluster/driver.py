@@ -23,8 +23,8 @@ import ray
 from cluster.config import ClusterConfig
 from cluster.fleet import BEAT_S, ReplicaFleet
 from launcher.launcher import print_plain, probe_of
-from model_server.supervisor import REFUSED, Group, Program, Supervisor
-from router.config import Config as RouterConfig
+from model_server.supervisor import REFUSED, Command, ProcessGroup, Supervisor
+from router.config import RouterConfig
 from router.config import parse_args as parse_router
 from serving.config import Config
 
@@ -56,14 +56,14 @@ def run(config: ClusterConfig, server: Config, environ: Mapping[str, str] = os.e
         ]  # fmt: skip
         router = parse_router(arguments, environment)
         ends_within_s = router.drain_timeout + ROUTER_GRACE_S
-        program = Program(
+        program = Command(
             "router",
             [sys.executable, "-P", "-m", "router", *arguments],
             {**environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             probe_of(config.host, config.port),
             keeps_others=True,
         )
-        supervisor = Supervisor([Group(lambda: [program], ends_within_s)], print_plain)
+        supervisor = Supervisor([ProcessGroup(lambda: [program], ends_within_s)], print_plain)
         connect(config)
         ended = threading.Event()
 

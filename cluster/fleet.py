@@ -25,7 +25,7 @@ from cluster.config import ClusterConfig
 from cluster.replica import DRAIN_GRACE_S, Replica, ReplicaState, command_of
 from cluster.scaling import Scaling
 from launcher.launcher import is_healthy
-from router.config import Config as RouterConfig
+from router.config import RouterConfig
 from serving.config import Config
 
 BEAT_S = 0.5

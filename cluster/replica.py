@@ -17,7 +17,7 @@ from pathlib import Path
 import ray
 
 from launcher.launcher import probe_of
-from model_server.supervisor import Group, Program, Supervisor
+from model_server.supervisor import Command, ProcessGroup, Supervisor
 from serving.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +50,7 @@ class Replica:
         host = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == here)
         self._url = f"http://{host}:{port}"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        program = Program(
+        program = Command(
             "server",
             [sys.executable, *command, "--host", host, "--port", str(port)],
             # what Ray gives the actor, such as the numbers of its GPUs, is in os.environ
@@ -58,7 +58,7 @@ class Replica:
             probe_of(host, port),
             keeps_others=True,
         )
-        self._supervisor = Supervisor([Group(lambda: [program], drain_s + DRAIN_GRACE_S)])
+        self._supervisor = Supervisor([ProcessGroup(lambda: [program], drain_s + DRAIN_GRACE_S)])
         self._ended: int | None = None
         self._running = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._running.start()

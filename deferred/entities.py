@@ -78,7 +78,7 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class BatchUsage:
     input_tokens: int = 0
     cached_tokens: int = 0  # of the input's
     output_tokens: int = 0
@@ -93,7 +93,7 @@ class Batch:
     created_at: float
     expires_at: float
     counts: RequestCounts
-    usage: Usage
+    usage: BatchUsage
     errors: tuple[LineError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -149,14 +149,14 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LineResult:
     """The result of an item. `text`: its whole line (JSON, no newline) in the output file if it
     `succeeded`, otherwise in the error file."""
 
     lease: Lease
     succeeded: bool
     text: bytes
-    usage: Usage = Usage()
+    usage: BatchUsage = BatchUsage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """The progress of all jobs of all owners."""
 
     batches: Mapping[BatchStatus, int]  # only statuses that occur

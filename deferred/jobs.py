@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deferred.entities import Progress
+from deferred.entities import BatchProgress
 from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
 from deferred.loop import Loop
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
-from deferred.worker import Runner, Worker
+from deferred.worker import JobWorker, Runner
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Jobs:
         hurried: Callable[[], bool],
     ) -> None:
         """`where`: as in `open_store`. `names`: the model's names; batches store the first. The
-        others: as in `Worker` and `Maintenance`."""
+        others: as in `JobWorker` and `Maintenance`."""
         self._where = where
         self._runner = runner
         self._names = names
@@ -113,7 +113,7 @@ class Jobs:
                 self._store = None
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> BatchProgress | None:
         """The latest figures; None without a store."""
         return None if self._maintenance is None else self._maintenance.progress
 
@@ -175,7 +175,7 @@ class Jobs:
             hurried=self._hurried,
             started=lambda: worker.wake(),
         )
-        worker = Worker(
+        worker = JobWorker(
             self._store,
             self._runner,
             name=self._name,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from deferred import lines
-from deferred.entities import Batch, LineError, NewItem, Progress
+from deferred.entities import Batch, BatchProgress, LineError, NewItem
 from deferred.errors import LeaseLostError, NotFoundError, StoreError, StoreUnavailableError
 from deferred.loop import Loop, StoppedError
 from deferred.store import JobStore
@@ -53,7 +53,7 @@ class Maintenance(Loop):
         self._skipped_s: dict[str, float] = {}  # id of a skipped batch: since when
         self._failing = False  # a step of the last turn failed
         self._look_s = 0.0
-        self.progress: Progress | None = None  # None: the store is unavailable
+        self.progress: BatchProgress | None = None  # None: the store is unavailable
 
     def turn(self) -> float:
         try:

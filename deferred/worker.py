@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deferred import lines
-from deferred.entities import Item, Lease, Result, Usage
+from deferred.entities import BatchUsage, Item, Lease, LineResult
 from deferred.errors import StoreUnavailableError
 from deferred.loop import Loop
 from deferred.store import JobStore
@@ -42,25 +42,25 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LineAnswer:
     """The endpoint's answer: HTTP status and body."""
 
     status: int
     body: Json
-    usage: Usage
+    usage: BatchUsage
 
 
 class NotNowError(Exception):
     """The server accepts no requests now, or ended this one for reasons of its own: retry."""
 
 
-class Call(Protocol):
+class LineCall(Protocol):
     """A line that is being executed."""
 
     @property
     def inferences(self) -> Sequence[Inference]: ...
 
-    def read(self) -> Answer | None:
+    def read(self) -> LineAnswer | None:
         """The answer; None until it is complete. Raises NotNowError."""
         ...
 
@@ -72,7 +72,7 @@ class Runner(Protocol):
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
-    ) -> Call | Answer:
+    ) -> LineCall | LineAnswer:
         """Puts a line's requests into the queue and sets `updated` when there is something to read.
         Returns an Answer if the endpoint refuses the line. `deadline_s`: from now. Raises
         NotNowError."""
@@ -82,11 +82,11 @@ class Runner(Protocol):
 @dataclass(slots=True)
 class _Running:
     item: Item
-    call: Call
+    call: LineCall
     tries: int
 
 
-class Worker(Loop):
+class JobWorker(Loop):
     """Claims lines, submits them, and saves their results."""
 
     least_rest_s = TURN_S
@@ -113,7 +113,7 @@ class Worker(Loop):
         self._none_left = none_left
         self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
         self._running: dict[Lease, _Running] = {}
-        self._results: list[Result] = []
+        self._results: list[LineResult] = []
         self._first_result_s = 0.0
         self._beat_s = 0.0  # earliest time of the next heartbeat, monotonic; so the ones below
         self._claim_s = 0.0
@@ -181,7 +181,7 @@ class Worker(Loop):
             else:
                 self._finish(running.item, answer, now_s)
 
-    def _finish(self, item: Item, answer: Answer, now_s: float) -> None:
+    def _finish(self, item: Item, answer: LineAnswer, now_s: float) -> None:
         if not self._results:
             self._first_result_s = now_s
         text = lines.answered(
@@ -192,7 +192,7 @@ class Worker(Loop):
             answer.status,
             answer.body,
         )
-        self._results.append(Result(item.lease, answer.status < 400, text, answer.usage))
+        self._results.append(LineResult(item.lease, answer.status < 400, text, answer.usage))
 
     def _flush(self, now_s: float) -> None:
         late = self._results and now_s >= self._first_result_s + FLUSH_S
@@ -279,7 +279,7 @@ class Worker(Loop):
             except NotNowError:
                 self._claimed.appendleft((item, tries))
                 return POLL_S
-            if isinstance(call, Answer):
+            if isinstance(call, LineAnswer):
                 self._finish(item, call, now_s)
             else:
                 self._running[item.lease] = _Running(item, call, tries + 1)
@@ -307,7 +307,7 @@ class Worker(Loop):
             log.warning("lines were not returned; they will be when their lease ends: %s", error)
 
 
-def _lost(item: Item) -> Answer:
+def _lost(item: Item) -> LineAnswer:
     message = f"the server ended {item.lost} times while it executed this request"
     error = {"message": message, "type": "server_error", "param": None, "code": "server_lost"}
-    return Answer(500, {"error": error}, Usage())
+    return LineAnswer(500, {"error": error}, BatchUsage())

@@ -26,7 +26,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Completed:
     """Everything `training.json` holds; losses in nats per token unless named otherwise."""
 
     settings: dict[str, int | float]
@@ -61,7 +61,7 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores{amx}, {torch.get_num_threads()} threads used"
 
 
-def write_report(outcome: Outcome, folder: Path) -> None:
+def write_report(outcome: Completed, folder: Path) -> None:
     """Writes the figures; in an existing README, replaces the part between the markers."""
     (folder / FIGURES_FILE).write_text(json.dumps(asdict(outcome), indent=2) + "\n")
     readme = folder / README_FILE
@@ -70,13 +70,13 @@ def write_report(outcome: Outcome, folder: Path) -> None:
         readme.write_text(f"{before}{render(outcome)}{rest.split(END)[1]}")
 
 
-def read_report(folder: Path) -> Outcome:
+def read_report(folder: Path) -> Completed:
     figures = json.loads((folder / FIGURES_FILE).read_text())
     samples = tuple(Sample(**sample) for sample in figures.pop("samples"))
-    return Outcome(**figures, samples=samples)
+    return Completed(**figures, samples=samples)
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: Completed) -> str:
     """The README's generated part, markers included."""
     settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
     rows = {

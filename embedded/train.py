@@ -25,7 +25,7 @@ from tqdm import tqdm
 from embedded.bpe import train_ranks
 from embedded.corpus import Corpus, read_corpus, stdlib_folder
 from embedded.evaluate import complete, stream_loss
-from embedded.report import Outcome, Sample, machine, render, write_report
+from embedded.report import Completed, Sample, machine, render, write_report
 from embedded.training import Settings, Training, encode_stream
 from embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
 from models.weights.checkpoint import load_checkpoint, save_checkpoint
@@ -68,7 +68,9 @@ def train(training: Training, state: Path, minutes: float) -> None:
             signal.signal(number, handler)
 
 
-def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path) -> Outcome:
+def conclude(
+    training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path
+) -> Completed:
     """Writes vocabulary, weights and figures to `folder`; evaluates the weights as saved."""
     write_ranks(ranks, folder / VOCABULARY_FILE)
     save_checkpoint(training.network, folder, torch.bfloat16)
@@ -78,7 +80,7 @@ def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder
     loss = stream_loss(network, held_out)
     recent = training.losses[-REPORTED_STEPS:]
     settings = training.settings
-    outcome = Outcome(
+    outcome = Completed(
         settings=dataclasses.asdict(settings),
         python=platform.python_version(),
         torch=torch.__version__,

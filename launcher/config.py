@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from launcher import tgi
-from options import Group, Options, of_people
+from options import OptionGroup, Options, of_people
 from serving.config import Config
 
-LAUNCHER = Group("launcher")
-SHARDS = Group("shards")
+LAUNCHER = OptionGroup("launcher")
+SHARDS = OptionGroup("shards")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from model_server.shards import shards_here
-from model_server.supervisor import Group, IsReady, Program, Supervisor, TakeLine
+from model_server.supervisor import Command, IsReady, ProcessGroup, Supervisor, TakeLine
 from model_server.wire.access import AccessError
 from serving.config import Config
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def launch(config: LauncherConfig, server: Config) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit status: 1 if nothing could be served."""
     take_line = print_json if server.log_format == "json" else print_plain
-    logging.basicConfig(level=logging.INFO, handlers=[_Handler(take_line)])
+    logging.basicConfig(level=logging.INFO, handlers=[_LineHandler(take_line)])
     with tempfile.TemporaryDirectory(prefix="effective-batching-") as folder:
         environment = environment_of(config, server)
         model = model_server(config, server, f"unix:{config.socket or f'{folder}/model'}")
@@ -45,7 +45,7 @@ def launch(config: LauncherConfig, server: Config) -> int:
             return 1
         program = http_server(server, model.listen, environment)
         end_within_s = server.drain_timeout + DRAIN_GRACE_S
-        supervisor = Supervisor([shards, Group(lambda: [program], end_within_s)], take_line)
+        supervisor = Supervisor([shards, ProcessGroup(lambda: [program], end_within_s)], take_line)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.stop())
         return supervisor.run()
@@ -77,11 +77,11 @@ def model_record(path: str) -> str:
     return str(server.with_stem(f"{server.stem}-model"))
 
 
-def http_server(server: Config, address: str, environment: Mapping[str, str]) -> Program:
+def http_server(server: Config, address: str, environment: Mapping[str, str]) -> Command:
     command = [sys.executable, str(ROOT / "app.py"), server.mode, "--remote-model", address]
 
     probe = probe_of(server.host, server.port)
-    return Program("server", command, environment, probe, keeps_others=True)
+    return Command("server", command, environment, probe, keeps_others=True)
 
 
 def probe_of(host: str, port: int) -> Callable[[], contextlib.AbstractContextManager[IsReady]]:
@@ -116,7 +116,7 @@ def is_healthy(host: str, port: int, path: str = "/health") -> bool:
         connection.close()
 
 
-class _Handler(logging.Handler):
+class _LineHandler(logging.Handler):
     """Prints the launcher's own messages like a process's lines."""
 
     def __init__(self, take_line: TakeLine) -> None:

@@ -20,9 +20,9 @@ from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
 from model_server.serving.recorded import RecordedModel
-from model_server.serving.service import ModelService, ServedModel
+from model_server.serving.service import ModelService, ShardService
 from model_server.serving.traced import TracedModel
-from model_server.serving.worker import Worker
+from model_server.serving.worker import ShardWorker
 from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError
@@ -82,7 +82,7 @@ def run(config: ServeConfig, rank: int) -> int:
     """Runs one shard until it is stopped. Raises AccessError, OSError, LoadError."""
     access = Access(config.model_token, config.model_tls)
     service = ModelService(
-        Worker(),
+        ShardWorker(),
         config.mode,
         config.max_batch_size,
         config.addresses or [config.listen],
@@ -100,7 +100,7 @@ def run(config: ServeConfig, rank: int) -> int:
 
     with contextlib.ExitStack() as ending:
 
-        def loaded() -> ServedModel:
+        def loaded() -> ShardService:
             model = load(config, rank)
             if tracing is not None:
                 model = TracedModel(model, tracing, rank)
@@ -115,7 +115,7 @@ def run(config: ServeConfig, rank: int) -> int:
         return serve(service, loaded, config.listen, access)
 
 
-def load(config: ServeConfig, rank: int) -> ServedModel:
+def load(config: ServeConfig, rank: int) -> ShardService:
     """Raises LoadError."""
     from models.part import Part
     from text.vocabulary import load_tokenizer

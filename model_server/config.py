@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
-from options import Group, OptionError, Options
+from options import OptionError, OptionGroup, Options
 
-MODEL = Group("model")
-NETWORK = Group("network")
-SHARDS = Group("shards")
-PROCESS = Group("process")
+MODEL = OptionGroup("model")
+NETWORK = OptionGroup("network")
+SHARDS = OptionGroup("shards")
+PROCESS = OptionGroup("process")
 
 
 @dataclass(frozen=True, slots=True)

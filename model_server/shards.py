@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 
 from model_server.config import ServeConfig
-from model_server.remote.ranks import Ranks
-from model_server.supervisor import Group, IsReady, Program, SilentError
+from model_server.remote.ranks import ShardRanks
+from model_server.supervisor import Command, IsReady, ProcessGroup, SilentError
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access
 from telemetry.journal import check_writable
@@ -50,12 +50,12 @@ class Shards:
         self._kv_tokens: int | None = None  # None: no shard was ready yet
 
     @property
-    def group(self) -> Group:
-        return Group(self._programs, GRACE_S)
+    def group(self) -> ProcessGroup:
+        return ProcessGroup(self._programs, GRACE_S)
 
-    def _programs(self) -> list[Program]:
+    def _programs(self) -> list[Command]:
         return [
-            Program(
+            Command(
                 f"model-server-{rank}" if rank else "model-server",
                 shard.command,
                 shard.environment,
@@ -66,7 +66,7 @@ class Shards:
 
     @contextlib.contextmanager
     def _probe(self, address: str) -> Iterator[IsReady]:
-        ranks = Ranks([address], self._access)
+        ranks = ShardRanks([address], self._access)
 
         def is_ready() -> bool:
             try:
@@ -83,7 +83,7 @@ class Shards:
             ranks.close()
 
 
-def shards_here(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> Group:
+def shards_here(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> ProcessGroup:
     """All shards of a model server, on this machine. Raises AccessError, OSError."""
     access = Access(config.model_token, config.model_tls)
     access.check(config.listen)

@@ -37,7 +37,7 @@ class SilentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Command:
     """What runs as a process. `probe` opens a function that returns whether the process is ready,
     and raises SilentError if it does not answer. With `keeps_others` the process outlives a killed
     supervisor until it has ended in order, and the other groups with it."""
@@ -50,17 +50,17 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """`programs` describes the processes of the next life. `end_within_s`: the time that they have
     after SIGTERM."""
 
-    programs: Callable[[], Sequence[Program]]
+    programs: Callable[[], Sequence[Command]]
     end_within_s: float
 
 
 @dataclass(slots=True, eq=False)
 class _Supervised:
-    group: Group
+    group: ProcessGroup
     life: _Life | None = None
     ready_once: bool = False
     pause_s: float = FIRST_PAUSE_S
@@ -79,7 +79,7 @@ class _Life:
 @dataclass(frozen=True, slots=True)
 class _Process:
     life: _Life
-    program: Program
+    program: Command
     popen: subprocess.Popen[bytes]
 
 
@@ -96,7 +96,7 @@ class Supervisor:
     """Starts groups in the given order and ends them in the opposite one. `take_line` gets the
     output of all processes; without it they write where this process does."""
 
-    def __init__(self, groups: Sequence[Group], take_line: TakeLine | None = None) -> None:
+    def __init__(self, groups: Sequence[ProcessGroup], take_line: TakeLine | None = None) -> None:
         self._all = [_Supervised(group) for group in groups]
         self._take_line = take_line
         self._losses: queue.SimpleQueue[_Loss | None] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class Supervisor:
             for watch in (self._await_end, self._await_silence):
                 threading.Thread(target=watch, args=(process,), daemon=True).start()
 
-    def _popen(self, program: Program) -> subprocess.Popen[bytes]:
+    def _popen(self, program: Command) -> subprocess.Popen[bytes]:
         relayed = self._take_line is not None
         return subprocess.Popen(
             _tied(program.command) if program.keeps_others else program.command,

@@ -76,7 +76,7 @@ class Rotation(nn.Module):
         return q, k
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(self, of: Description) -> None:
         super().__init__()
         self.head_dim = of.head_dim
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.n_layer))
         self.ln_f = AddRMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tied:
@@ -144,7 +144,7 @@ class Decoder(nn.Module):
             x = x * root.item()
         turns = self._turns(positions, x.device)
         y = torch.zeros_like(x)
-        blocks = cast("list[Block]", list(self.blocks))  # indexing a ModuleList is slow
+        blocks = cast("list[DecoderBlock]", list(self.blocks))  # indexing a ModuleList is slow
         for layer, (block, turn) in enumerate(zip(blocks, turns, strict=True)):
             x, normed = block.ln_1(x, y)
             last = layer == len(blocks) - 1

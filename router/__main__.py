@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from router.config import Config, parse_args
+from router.config import RouterConfig, parse_args
 from router.service import serve
 from telemetry.journal import check_writable
 
@@ -14,7 +14,9 @@ def main() -> None:
         try:
             check_writable(config.record)
         except OSError as error:
-            Config.refuse(f"--record (RECORD): cannot write {config.record} ({error.strerror})")
+            RouterConfig.refuse(
+                f"--record (RECORD): cannot write {config.record} ({error.strerror})"
+            )
     try:
         asyncio.run(serve(config))
     except OSError as error:

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from options import Group, Options, comma_separated
+from options import OptionGroup, Options, comma_separated
 from router.rules.policies import POLICIES
 from router.rules.upstream import Spec
 from web.browsers import host_names
 
 ANY = "any"  # as --batch-upstream: every upstream shares the job store
 
-NETWORK = Group("network")
-SERVERS = Group("servers")
-DISPATCH = Group("requests")
-BATCH_API = Group("files and batches")
-KEYS = Group("keys")
-PROCESS = Group("process")
+NETWORK = OptionGroup("network")
+SERVERS = OptionGroup("servers")
+DISPATCH = OptionGroup("requests")
+BATCH_API = OptionGroup("files and batches")
+KEYS = OptionGroup("keys")
+PROCESS = OptionGroup("process")
 
 
 def _batch_upstream(text: str) -> str:
@@ -27,7 +27,7 @@ def _batch_upstream(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Options):
+class RouterConfig(Options):
     """The router's settings. Raises OptionError."""
 
     usage: ClassVar = "./server.sh router [options]"
@@ -108,18 +108,18 @@ class Config(Options):
     """log every request"""
 
 
-def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
+def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> RouterConfig:
     """The configuration from options, environment and defaults. Exits with a message on errors."""
-    config = Config.from_args(argv, env)
+    config = RouterConfig.from_args(argv, env)
     if config.max_held_bytes < config.max_body_bytes:
-        Config.refuse(
+        RouterConfig.refuse(
             f"--max-held-bytes (MAX_HELD_BYTES) is {config.max_held_bytes}; allowed: at least "
             f"--max-body-bytes ({config.max_body_bytes}), so that a body of any allowed size fits"
         )
     try:
         read_upstreams(config)
     except (ValueError, OSError) as error:
-        Config.refuse(str(error))
+        RouterConfig.refuse(str(error))
     return config
 
 
@@ -185,7 +185,7 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def read_upstreams(config: Config) -> dict[str, list[Spec]]:
+def read_upstreams(config: RouterConfig) -> dict[str, list[Spec]]:
     """The operator's upstreams by source: `environment` (or option), and `file`, read each time."""
     limit, key = config.max_connect_per_upstream, config.upstream_api_key or None
     sources: dict[str, list[Spec]] = {}

@@ -8,16 +8,16 @@ import asyncio
 from collections.abc import Sequence
 
 from router.rules.dispatch import Dispatcher
-from router.rules.fleet import Fleet
-from router.rules.policies import Policy
-from router.rules.request import Limits, Outcome, RoutedRequest, State
+from router.rules.fleet import Upstreams
+from router.rules.policies import RoutingPolicy
+from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest
 from router.rules.upstream import Upstream
 
 
 class AsyncDispatcher:
     """Assigns places on upstreams. Create it in a running event loop and use it only there."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
+    def __init__(self, fleet: Upstreams, policy: RoutingPolicy, limits: DispatchLimits) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -51,7 +51,7 @@ class AsyncDispatcher:
 
     async def decision(self, request: RoutedRequest) -> RoutedRequest:
         """Returns when the request is placed or refused. If cancelled, the caller must `leave`."""
-        if request.state is State.WAITING:
+        if request.state is RequestState.WAITING:
             waiter = self._loop.create_future()
             self._waiters[request.seq] = waiter
             try:
@@ -65,7 +65,7 @@ class AsyncDispatcher:
         self._arm()
 
     def release(
-        self, request: RoutedRequest, outcome: Outcome, pause_s: float | None = None
+        self, request: RoutedRequest, outcome: AttemptEnd, pause_s: float | None = None
     ) -> None:
         self.state.release(request, outcome, self._loop.time(), pause_s)
         self._arm()

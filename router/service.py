@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router import config as configuration
 from router import log
-from router.config import Config
+from router.config import RouterConfig
 from router.dispatching import AsyncDispatcher
 from router.http.admin import Admin
 from router.http.browsers import guarded_by
@@ -33,10 +33,10 @@ from router.http.tokens import PATHS as TOKEN_PATHS
 from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
-from router.rules.fleet import Fleet
+from router.rules.fleet import Upstreams
 from router.rules.messages import errors
 from router.rules.policies import POLICIES
-from router.rules.request import Limits
+from router.rules.request import DispatchLimits
 from router.rules.responses import PATH as RESPONSES
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
@@ -54,13 +54,13 @@ STOP_GRACE_S = 5.0
 BACKLOG = 4096
 
 
-async def serve(config: Config) -> None:
+async def serve(config: RouterConfig) -> None:
     """Runs until SIGTERM or SIGINT, then drains."""
     log.set_up(debug=config.debug)
-    limits = Limits(
+    limits = DispatchLimits(
         config.timeout / 1000, config.wait_for / 1000, config.max_queue, config.max_attempts
     )
-    dispatcher = AsyncDispatcher(Fleet(), POLICIES[config.policy](), limits)
+    dispatcher = AsyncDispatcher(Upstreams(), POLICIES[config.policy](), limits)
     metrics = Metrics(dispatcher)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -141,7 +141,9 @@ async def serve(config: Config) -> None:
                 journal.stop(STOP_GRACE_S)
 
 
-def application(config: Config, proxy: Proxy, admin: Admin, stop: asyncio.Event) -> web.Application:
+def application(
+    config: RouterConfig, proxy: Proxy, admin: Admin, stop: asyncio.Event
+) -> web.Application:
     """The routes. `stop`: refusals are no longer late."""
     rules = Rules(
         keys=config.api_keys,
@@ -228,7 +230,7 @@ async def _nowhere(request: web.Request) -> web.Response:
     return errors.response(errors.invalid(message, 404, "not_found"), request.path)
 
 
-def _reread(config: Config, prober: Prober) -> None:
+def _reread(config: RouterConfig, prober: Prober) -> None:
     try:
         prober.set_sources(configuration.read_upstreams(config))
     except (ValueError, OSError) as error:

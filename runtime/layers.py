@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import layer_kernel
-from models.decoder import AddRMSNorm, Block, Gated, RMSNorm, Rotation, Turns
+from models.decoder import AddRMSNorm, DecoderBlock, Gated, RMSNorm, Rotation, Turns
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 MOST_HEAD_DIM = 496  # of `rotate`
@@ -32,7 +32,7 @@ def use_kernels(network: nn.Module, dtype: torch.dtype) -> None:
     if not kernels_work(dtype):
         return
     for module in list(network.modules()):
-        if isinstance(module, Block) and module.head_dim <= MOST_HEAD_DIM:
+        if isinstance(module, DecoderBlock) and module.head_dim <= MOST_HEAD_DIM:
             module.rotation = KernelRotation(module, dtype)
         for name, child in list(module.named_children()):
             if isinstance(child, AddRMSNorm):
@@ -42,7 +42,7 @@ def use_kernels(network: nn.Module, dtype: torch.dtype) -> None:
             elif isinstance(child, Gated):
                 setattr(module, name, KernelGated(child.activation, dtype))
     for module in network.modules():
-        if isinstance(module, Block):
+        if isinstance(module, DecoderBlock):
             # Python finds them there before it asks nn.Module, which takes longer
             vars(module).update(module._modules)
 
@@ -111,7 +111,7 @@ class KernelGated(nn.Module):
 class KernelRotation(Rotation):
     """A Rotation in one pass, in place."""
 
-    def __init__(self, block: Block, dtype: torch.dtype) -> None:
+    def __init__(self, block: DecoderBlock, dtype: torch.dtype) -> None:
         super().__init__(block.rotation.query_scale)
         norms = block.q_norm, block.k_norm
         self.eps = next((norm.eps for norm in norms if norm is not None), 0.0)

@@ -55,7 +55,7 @@ class Order(ABC):
         """As `seams.Observer`."""
 
     def joined(self, group: Group) -> None:  # noqa: B027
-        """As `waiting.Ranks`, as are the next two."""
+        """As `waiting.QueueOrder`, as are the next two."""
 
     def choose(self, request: Request, view: View) -> None:  # noqa: B027
         pass
@@ -90,7 +90,7 @@ class Attained(OrderedDict[Any, float]):
             self.popitem(last=False)
 
 
-class Turns:
+class EndUserTurns:
     """Within a user, the end users take turns: start-time fair queueing with requests of equal cost
     (Goyal et al., SIGCOMM '96). A request keeps its turn when it is preempted, and its end user
     does not get back the turn of one that is cancelled."""

@@ -23,7 +23,7 @@ Entry = tuple[Any, int, Group, Request]  # rank, id
 GroupEntry = tuple[Any, int, Group]  # rank, `since`
 
 
-class Ranks(Protocol):
+class QueueOrder(Protocol):
     """What decides the order; the lowest rank is the first."""
 
     def group(self, request: Request) -> Group: ...
@@ -56,7 +56,7 @@ class Waiting:
     """`last_left`: the newest group that stopped waiting after one of its requests was admitted;
     None if none did."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: QueueOrder) -> None:
         self.last_left: Group | None = None
         self._ranks = ranks
         self._clear()

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
-from options import Group, OptionError, Options, flag
+from options import OptionError, OptionGroup, Options, flag
 from scheduling.registry import JOINING, PAUSING
 from web.browsers import host_names
 
@@ -14,29 +14,31 @@ MODES = ("nobatch", "static", "dynamic")
 RESIDENT_WHERE_PAUSED = 4  # x the batch limit
 SPARE_THREADS = 32  # for /stats, /health and refusals while all others are busy
 
-SHARING = Group("how requests share the model")
-MODEL = Group("model")
-REMOTE = Group("model in a separate process")
-NETWORK = Group("network")
-QUEUE = Group("batch and queue")
-STATIC = Group("mode static", only="static")
-DYNAMIC = Group("mode dynamic", only="dynamic")
-TGI = Group("mode dynamic with --policy tgi", only="policy tgi")
+SHARING = OptionGroup("how requests share the model")
+MODEL = OptionGroup("model")
+REMOTE = OptionGroup("model in a separate process")
+NETWORK = OptionGroup("network")
+QUEUE = OptionGroup("batch and queue")
+STATIC = OptionGroup("mode static", only="static")
+DYNAMIC = OptionGroup("mode dynamic", only="dynamic")
+TGI = OptionGroup("mode dynamic with --policy tgi", only="policy tgi")
 CHUNKING = ("stall-free", *JOINING, *PAUSING, "fair-slack")
-STALL_FREE = Group(
+STALL_FREE = OptionGroup(
     "mode dynamic with --policy stall-free and those that build on it",
     only=f"policy {', '.join(CHUNKING)}",
 )
-TARGETS = Group(
+TARGETS = OptionGroup(
     "mode dynamic with --policy deadline or fair-slack", only="policy deadline, fair-slack"
 )
-SHORTEST_FIRST = Group("mode dynamic with --policy shortest-first", only="policy shortest-first")
-DEFERRED = Group("deferred requests")
-TGI_API = Group("TGI's API")
-BATCH_API = Group("Batch API")
-RESPONSES_API = Group("Responses API")
-WATCH = Group("live page")
-PROCESS = Group("process")
+SHORTEST_FIRST = OptionGroup(
+    "mode dynamic with --policy shortest-first", only="policy shortest-first"
+)
+DEFERRED = OptionGroup("deferred requests")
+TGI_API = OptionGroup("TGI's API")
+BATCH_API = OptionGroup("Batch API")
+RESPONSES_API = OptionGroup("Responses API")
+WATCH = OptionGroup("live page")
+PROCESS = OptionGroup("process")
 
 
 def _tokens_or_auto(text: str) -> int | Literal["auto"]:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from options import Group, Options
-from router.config import Config as RouterConfig
+from options import OptionGroup, Options
+from router.config import RouterConfig
 from serving.config import Config as ServerConfig
 
-PLACE = Group("place")
-REST = Group("rest")
+PLACE = OptionGroup("place")
+REST = OptionGroup("rest")
 
 
 @dataclass(frozen=True, slots=True)

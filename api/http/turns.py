@@ -19,7 +19,7 @@ PER_S = 2**23  # two million tokens: far more than a model reads
 MOST_WAIT_S = 10.0
 
 
-class Turns:
+class EncodingTurns:
     """Any thread may call it."""
 
     def __init__(

@@ -33,7 +33,7 @@ class Writer:
 
     def __init__(self, heartbeat_s: float = 15.0) -> None:
         self._heartbeat_s = heartbeat_s
-        self._told: SimpleQueue[_Stream] = SimpleQueue()
+        self._told: SimpleQueue[_WrittenStream] = SimpleQueue()
         threading.Thread(target=self._run, name="writer", daemon=True).start()
 
     def serve(
@@ -47,7 +47,7 @@ class Writer:
         """The body of gunicorn's answer: empty, since `events` go to the client, in chunks if
         `chunked`. None among them means that nothing is to be sent before the next update
         of a source. Raises the errors of `events` and the socket."""
-        stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
+        stream = _WrittenStream(client, events, chunked, self._told, self._heartbeat_s)
         for source in sources:
             source.updated = stream
         yield b""  # gunicorn sends the head
@@ -65,7 +65,7 @@ class Writer:
                 stream.write()
 
 
-class _Stream(threading.Event):
+class _WrittenStream(threading.Event):
     """The `updated` of its requests: setting it notifies the writer."""
 
     def __init__(
@@ -73,7 +73,7 @@ class _Stream(threading.Event):
         client: Outgoing,
         events: Iterator[bytes | None],
         chunked: bool,
-        told: SimpleQueue[_Stream],
+        told: SimpleQueue[_WrittenStream],
         heartbeat_s: float,
     ) -> None:
         super().__init__()

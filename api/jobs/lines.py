@@ -15,8 +15,8 @@ from api.openai.choices import Segment
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import Generation, Generations
 from api.service import Service
-from deferred.entities import Usage
-from deferred.worker import Answer, NotNowError
+from deferred.entities import BatchUsage
+from deferred.worker import LineAnswer, NotNowError
 from engine.inference import Inference
 
 LATER = (429, 503)  # refusals that are not the line's fault
@@ -59,7 +59,7 @@ class Endpoints:
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
-    ) -> _Call | Answer:
+    ) -> _Call | LineAnswer:
         try:
             line = self._make[endpoint](owner, json.loads(body), self._service.clock())
             generation = line.generation
@@ -92,7 +92,7 @@ def _line(generation: Generation) -> Line:
 
 
 class _Call:
-    """A deferred.worker.Call."""
+    """A deferred.worker.LineCall."""
 
     def __init__(self, service: Service, line: Line) -> None:
         self._service = service
@@ -103,7 +103,7 @@ class _Call:
     def inferences(self) -> Sequence[Inference]:
         return self._inferences
 
-    def read(self) -> Answer | None:
+    def read(self) -> LineAnswer | None:
         generation, answers = self._line
         if not generation.may_end_early and any(i.record is None for i in self._inferences):
             return None
@@ -120,10 +120,10 @@ class _Call:
         if body is None:
             return None
         told = generation.usage()
-        return Answer(
+        return LineAnswer(
             200,
             body,
-            Usage(
+            BatchUsage(
                 input_tokens=told["prompt_tokens"],
                 cached_tokens=told["prompt_tokens_details"]["cached_tokens"],
                 output_tokens=told["completion_tokens"],
@@ -134,5 +134,5 @@ class _Call:
         self._service.cancel(*self._inferences)
 
 
-def _refusal(error: ApiError) -> Answer:
-    return Answer(error.status, dict(error_shape(error)), Usage())
+def _refusal(error: ApiError) -> LineAnswer:
+    return LineAnswer(error.status, dict(error_shape(error)), BatchUsage())

@@ -15,7 +15,7 @@ from api.responses.shapes import Event, InputItem
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ResponseCall:
     """`own`: the input, without what `previous`, the number of a stored response, has before."""
 
     owner: str

@@ -18,7 +18,7 @@ from api.http.hooks import presented_owner
 from api.jobs.store import explain
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
-from api.responses.call import Call
+from api.responses.call import ResponseCall
 from api.responses.making import Maker
 from api.responses.stored.background import Background
 from api.responses.stored.events import GONE, EventLogs, encoded
@@ -88,7 +88,7 @@ class ResponseCalls:
         self._background.cancel(response_id)
         self._logs.drop(response_id)
 
-    def _whole(self, call: Call) -> Response:
+    def _whole(self, call: ResponseCall) -> Response:
         inferences = call.generation.inferences
         unwatch = self._service.watch(request.environ.get("gunicorn.socket"), *inferences)
         try:
@@ -103,7 +103,7 @@ class ResponseCalls:
             self.kept.create(call)
         return jsonify(call.output.response)
 
-    def _streamed(self, call: Call) -> Response:
+    def _streamed(self, call: ResponseCall) -> Response:
         output, first = call.output, call.generation.inferences[0]
 
         def events() -> Iterator[bytes | None]:
@@ -126,7 +126,7 @@ class ResponseCalls:
 
         return event_stream(self._service, call.generation.inferences, events(), error_shape)
 
-    def _in_background(self, call: Call) -> Response:
+    def _in_background(self, call: ResponseCall) -> Response:
         inferences = call.generation.inferences
         queued = jsonify(call.output.response)  # as it is now
         self.kept.create(call)

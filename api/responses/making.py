@@ -8,7 +8,7 @@ from typing import Any
 from api.http.body import of_schema
 from api.http.errors import ApiError, show
 from api.openai.generation import Generations
-from api.responses.call import Call
+from api.responses.call import ResponseCall
 from api.responses.generating import begun, generation_of
 from api.responses.items import as_json, messages_of, new_id, stored_items
 from api.responses.output import Output
@@ -32,7 +32,7 @@ class Maker:
         *,
         mark: str = "",
         stores: bool = True,
-    ) -> Call:
+    ) -> ResponseCall:
         """`mark`: a part of the response's id. `stores`: the response is kept unless the call says
         whether it is. Raises ApiError."""
         refuse_by_name(data)
@@ -61,4 +61,4 @@ class Maker:
             for space, one in wanted.functions
             if space is not None
         }
-        return Call(owner, wanted, generation, Output(response, spaces), own, previous)
+        return ResponseCall(owner, wanted, generation, Output(response, spaces), own, previous)

@@ -13,7 +13,7 @@ from api.http.errors import ApiError
 from api.tgi import shapes
 from api.tgi.schemas import Parameters
 from api.tgi.shapes import Details, Generated, PromptToken, TgiError, TopToken
-from api.tgi.steps import Step
+from api.tgi.steps import TokenStep
 from engine.inference import Inference
 from text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ class Answer:
     """One generation that has ended, cut where its stop string was found."""
 
     inference: Inference
-    steps: Sequence[Step]
+    steps: Sequence[TokenStep]
 
     @property
     def text(self) -> str:
@@ -102,7 +102,7 @@ def seed_of(inference: Inference) -> int | None:
     return inference.sampling.seed if inference.sampling.temperature > 0 else None
 
 
-def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> TopToken:
+def token_of(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> TopToken:
     return {
         "id": step.token,
         "text": step.text + (_text(step.token, tokenizer) if step.special else ""),
@@ -111,7 +111,7 @@ def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> TopToken
     }
 
 
-def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
+def top_tokens(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
     return [
         {
             "id": token,

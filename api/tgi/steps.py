@@ -16,7 +16,7 @@ Finish = Literal["length", "eos_token", "stop_sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TokenStep:
     index: int  # among the generated tokens, from 0
     token: int
     text: str  # what it adds to the answer; empty while its last character is incomplete
@@ -30,17 +30,17 @@ class Steps:
 
     def __init__(self, service: Service, inference: Inference, stops: Stops) -> None:
         self.inference = inference
-        self.all: list[Step] = []  # that were read
+        self.all: list[TokenStep] = []  # that were read
         self._service = service
         self._finder = StopFinder(stops)
         self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
-        self._last: Step | None = None  # held back until the request has ended
+        self._last: TokenStep | None = None  # held back until the request has ended
 
     @property
     def ended(self) -> bool:
         return self._follower.ended
 
-    def read(self) -> Iterator[Step]:
+    def read(self) -> Iterator[TokenStep]:
         new = self._follower.new()
         while self._last is None and (token := next(new, None)) is not None:
             step = self._step(token)
@@ -53,11 +53,11 @@ class Steps:
         elif self.ended and self._last is not None:
             yield self._kept(self._last)
 
-    def _kept(self, step: Step) -> Step:
+    def _kept(self, step: TokenStep) -> TokenStep:
         self.all.append(step)
         return step
 
-    def _step(self, token: NewToken) -> Step:
+    def _step(self, token: NewToken) -> TokenStep:
         text = token.text
         self._finder.push(text)
         finish: Finish | None = None
@@ -70,4 +70,4 @@ class Steps:
             self._service.manager.cancel(self.inference, "stop")
         if finish is not None:
             text += self._follower.rest()
-        return Step(token.index, token.id, text, token.is_end, finish)
+        return TokenStep(token.index, token.id, text, token.is_end, finish)

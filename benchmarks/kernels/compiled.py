@@ -39,7 +39,7 @@ TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class KernelShape:
     """A network's, as far as kernels are compiled for it."""
 
     heads: int
@@ -48,19 +48,19 @@ class Shape:
     vocab_size: int
 
 
-_GPT2, _LLAMA3 = Shape(16, 16, 64, 50257), Shape(32, 8, 128, 128256)
+_GPT2, _LLAMA3 = KernelShape(16, 16, 64, 50257), KernelShape(32, 8, 128, 128256)
 SHAPES = {
     "gpt2-medium bfloat16": _GPT2,
     "gpt2-medium float16": _GPT2,
     "gpt2-medium float32": _GPT2,
     "llama-3-8b bfloat16": _LLAMA3,
     "llama-3-8b float32": _LLAMA3,
-    "qwen-2.5-0.5b bfloat16": Shape(14, 2, 64, 151936),
+    "qwen-2.5-0.5b bfloat16": KernelShape(14, 2, 64, 151936),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledKernel:
     target: int
     shape: str
     kernel: str
@@ -73,7 +73,7 @@ class Compiled:
     dots: bool  # the kernel multiplies matrices in a precision that tensor cores have
 
 
-class Target:
+class Architecture:
     """A driver of a GPU that is not here."""
 
     def __init__(self, capability: int) -> None:
@@ -92,7 +92,7 @@ class Target:
         return 0
 
 
-def compiled(capability: int, shape: str, *, tried: bool = False) -> Iterator[Compiled]:
+def compiled(capability: int, shape: str, *, tried: bool = False) -> Iterator[CompiledKernel]:
     """Of all kernels, for one target. `tried`: in all ways of launching them that are timed."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -108,7 +108,7 @@ def compiled(capability: int, shape: str, *, tried: bool = False) -> Iterator[Co
             kind = f" {kinds[args[-5]]}" if name == "narrow" else ""
             found[name + kind + form] = made
 
-    driver.set_active(Target(capability))
+    driver.set_active(Architecture(capability))
     JITFunction.run = collect
     try:
         for form, launch in launches(shape, tried):  # noqa: B007  # read by collect
@@ -172,7 +172,7 @@ def launches(name: str, tried: bool) -> Iterator[tuple[str, Callable[[], object]
         yield " (truncated, penalties)", lambda: draw(True, True, shaped)
 
 
-def measured(capability: int, shape: str, name: str, kernel: Any) -> Compiled:
+def measured(capability: int, shape: str, name: str, kernel: Any) -> CompiledKernel:
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -188,7 +188,7 @@ def measured(capability: int, shape: str, name: str, kernel: Any) -> Compiled:
     figures = dict(
         part.split(":") for part in usage.split() if part.startswith(("REG:", "STACK:", "LOCAL:"))
     )
-    return Compiled(
+    return CompiledKernel(
         capability,
         shape,
         name,

@@ -38,7 +38,7 @@ OTHERS = ("oneDNN", "torch")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LinearPoint:
     precision: Precision
     inputs: int
     outputs: int
@@ -68,7 +68,7 @@ def turn(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
 @torch.inference_mode()
 def measure(
     precision: Precision, inputs: int, outputs: int, rows: Sequence[int], rounds: int
-) -> Iterator[Point]:
+) -> Iterator[LinearPoint]:
     layers = sides_of(precision, inputs, outputs)
     for count in rows:
         x = torch.randn(count, inputs)
@@ -83,7 +83,7 @@ def measure(
             for other in (False, True)
         )
         gain = ratio_of(found, others, ours) if ours and others else None
-        yield Point(precision, inputs, outputs, count, us, gain)
+        yield LinearPoint(precision, inputs, outputs, count, us, gain)
 
 
 def _bytes_of(precision: Precision) -> float:
@@ -91,7 +91,7 @@ def _bytes_of(precision: Precision) -> float:
     return STORED_BITS[precision] / 8 if precision in KINDS else WEIGHT_BYTES[precision]
 
 
-def card(points: Sequence[Point]) -> str:
+def card(points: Sequence[LinearPoint]) -> str:
     rows = [
         (
             point.precision, f"{point.inputs} x {point.outputs}", point.rows,

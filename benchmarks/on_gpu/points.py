@@ -13,7 +13,7 @@ AGREES = "agrees"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TableRow:
     """A row of one of the tables. The columns of a table are those of its first row."""
 
     table: str
@@ -23,12 +23,12 @@ class Point:
 Emit = Callable[[str, Mapping[str, Value]], None]
 
 
-def append(path: Path, point: Point) -> None:
+def append(path: Path, point: TableRow) -> None:
     with path.open("a") as file:
         file.write(json.dumps({"table": point.table, **point.row}) + "\n")
 
 
-def read(path: Path) -> Iterator[Point]:
+def read(path: Path) -> Iterator[TableRow]:
     """The points in the file; a last line that was cut off is left out."""
     if path.exists():
         for line in path.read_text().splitlines():
@@ -36,10 +36,10 @@ def read(path: Path) -> Iterator[Point]:
                 row = json.loads(line)
             except ValueError:
                 continue
-            yield Point(row.pop("table"), row)
+            yield TableRow(row.pop("table"), row)
 
 
-def tables(points: Sequence[Point]) -> str:
+def tables(points: Sequence[TableRow]) -> str:
     """All tables, in the order in which they began."""
     lines: list[str] = []
     for name in dict.fromkeys(point.table for point in points):

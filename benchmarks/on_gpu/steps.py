@@ -18,9 +18,9 @@ from benchmarks.on_gpu.timing import device_s, wait
 from benchmarks.on_gpu.work import NAMES, SAMPLING, SLACK, Decoding, Models, Options
 from kernels.gpu.paged import queries_per_tile
 from runtime.executor import Executor
-from runtime.gpu.comparison import Case, Heads
+from runtime.gpu.comparison import Heads, LayerCase
 from runtime.gpu.paged import PagedAttention
-from runtime.sampling.sampler import Batch
+from runtime.sampling.sampler import StagedBatch
 from scheduling.policies.stall_free import StallFree
 from seams import Opening, Step
 
@@ -115,7 +115,7 @@ def _drawing(options: Options, logits: Tensor) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name, sampling in SAMPLING.items():
         openings = [Opening(i, (0,), 1, sampling) for i in range(rows)]
-        batch = Batch(openings, vocabulary, options.device, kernel=options.kernel)
+        batch = StagedBatch(openings, vocabulary, options.device, kernel=options.kernel)
         draw = partial(batch.draw, logits)
         found[f"draw {name}"] = 1000 * device_s(draw, options.device, options.times)
     return found
@@ -166,7 +166,7 @@ def _attention(
     on, dtype = options.device, options.dtype
     shape = Heads(heads, kv_heads, dim, 16, str(dtype).removeprefix("torch."))
     tile_tokens = queries_per_tile(dtype, dim) // (heads // kv_heads)
-    case = Case([(keys - new, new)] * rows, shape, tile_tokens, on, 0)
+    case = LayerCase([(keys - new, new)] * rows, shape, tile_tokens, on, 0)
     by = PagedAttention(case.packed, case.pool)
     ours_s = device_s(lambda: by(0, *case.split()), on, options.times)
     wide = torch.randn(3, rows, heads, keys, dim, dtype=dtype, device=on)

@@ -31,12 +31,12 @@ from benchmarks.peers.results import (
     METRICS,
     NOBATCH,
     OURS,
-    Result,
+    PeerResult,
     of_precision,
     settings,
     summary,
 )
-from benchmarks.peers.work import STORED, Work, computing, once, run_ours, run_peer
+from benchmarks.peers.work import STORED, PeerWork, computing, once, run_ours, run_peer
 from client.experiment import Experiment
 from models.weights.source import CheckpointError
 
@@ -81,10 +81,14 @@ def chosen(names: Sequence[str]) -> tuple[list[Peer], bool]:
 
 
 def sides_of(
-    work: Work, dtypes: Sequence[str], peers: Sequence[Peer], nobatch: bool, missing: dict[str, str]
-) -> dict[str, Callable[[int], Result]]:
+    work: PeerWork,
+    dtypes: Sequence[str],
+    peers: Sequence[Peer],
+    nobatch: bool,
+    missing: dict[str, str],
+) -> dict[str, Callable[[int], PeerResult]]:
     """By precision and engine."""
-    sides: dict[str, Callable[[int], Result]] = {}
+    sides: dict[str, Callable[[int], PeerResult]] = {}
     for dtype in dtypes:
         runs = {OURS: partial(run_ours, work, OURS, "dynamic", dtype, None)}
         if nobatch:
@@ -93,7 +97,7 @@ def sides_of(
             if dtype in peer.dtypes:
                 reason = missing.get(peer.environment)
                 run = partial(run_peer, work, peer, dtype)
-                runs[peer.name] = run if reason is None else partial(Result, 0, error=reason)
+                runs[peer.name] = run if reason is None else partial(PeerResult, 0, error=reason)
         sides |= {f"{dtype} {name}": once(run) for name, run in runs.items()}
     return sides
 
@@ -124,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     limits = measure(computed)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            work = Work(args.model, args.work, args.requests, Path(scratch))
+            work = PeerWork(args.model, args.work, args.requests, Path(scratch))
             work.prepare(args.dtypes)
         except CheckpointError as error:
             raise SystemExit(str(error)) from None

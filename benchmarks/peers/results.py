@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from benchmarks.harness.turns import Ratio, ratio
-from benchmarks.limits import Limits, Pass
+from benchmarks.limits import Bounds, Pass
 from client.experiment import Found
 
 OURS, NOBATCH = "ours", "ours, nobatch"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PeerResult:
     """An engine in one round."""
 
     requests: int
@@ -30,12 +30,12 @@ class Result:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-METRICS: dict[str, Callable[[Result], float]] = {
+METRICS: dict[str, Callable[[PeerResult], float]] = {
     "tokens_per_s": lambda result: result.tokens_per_s,
     "tokens": lambda result: result.tokens,
     "requests": lambda result: result.requests,
 }
-LeastSeconds = Callable[[Sequence[Pass], str, Limits], float]  # of a dtype's iterations
+LeastSeconds = Callable[[Sequence[Pass], str, Bounds], float]  # of a dtype's iterations
 
 
 def of_precision(found: Found, dtype: str) -> Found:
@@ -51,7 +51,7 @@ def of_precision(found: Found, dtype: str) -> Found:
 
 
 def summary(
-    found: Sequence[Found], limits: Limits, least_seconds: LeastSeconds
+    found: Sequence[Found], limits: Bounds, least_seconds: LeastSeconds
 ) -> Iterator[tuple[str, str, float | Ratio]]:
     """Precision, figure and value: of ours to the best peer in any precision, and to the limit of
     the machine."""

@@ -39,7 +39,7 @@ Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PeerEngine:
     generate: Generate
     settings: str
 
@@ -55,7 +55,9 @@ class Done:
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
     _only_this_folder()
-    engine: Engine = importlib.import_module(f"benchmarks.peers.engines.{task.runner}").load(task)
+    engine: PeerEngine = importlib.import_module(f"benchmarks.peers.engines.{task.runner}").load(
+        task
+    )
     few = [min(tokens, WARM_UP_TOKENS) for tokens in task.output_tokens]
     engine.generate(task.prompts, few)  # as many at once as later, so that all shapes are compiled
     start_s = time.perf_counter()

@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks.bare import WORKS
 from benchmarks.harness.servers import cleared
-from benchmarks.limits import COMPUTES_STORED, Limits, Pass, least_seconds, stored_bits
+from benchmarks.limits import COMPUTES_STORED, Bounds, Pass, least_seconds, stored_bits
 from benchmarks.peers.checkpoint import Prepared, prepare_int8
 from benchmarks.peers.environments import BUILD, HERE, ROOT, Peer, python_of, variables_of
-from benchmarks.peers.results import Result
+from benchmarks.peers.results import PeerResult
 from benchmarks.peers.runner import Task
 from models.weights.folder import read_config
 from models.weights.gguf import GGUFSource
@@ -31,7 +31,7 @@ def computing(dtype: str) -> str:
     return COMPUTES_STORED if dtype in STORED else dtype
 
 
-class Work:
+class PeerWork:
     """The tasks, and the folder with them and their results during the run."""
 
     def __init__(self, model: str, kind: str, requests: int | None, scratch: Path) -> None:
@@ -47,7 +47,7 @@ class Work:
             if dtype in STORED:
                 self.prepared.gguf(dtype)
 
-    def least_seconds(self, passes: Sequence[Pass], dtype: str, limits: Limits) -> float:
+    def least_seconds(self, passes: Sequence[Pass], dtype: str, limits: Bounds) -> float:
         bits = stored_bits(GGUFSource(self.prepared.gguf(dtype))) if dtype in STORED else None
         return least_seconds(passes, self.config, computing(dtype), limits, bits)
 
@@ -59,7 +59,7 @@ class Work:
         dtype: str,
         requests: int | None,
         variables: Mapping[str, str],
-    ) -> Result:
+    ) -> PeerResult:
         jobs = self.jobs[:requests]
         limit = 1 if runner == "nobatch" else LIMIT
         if (runner, dtype) == ("with_vllm", "int8"):
@@ -68,7 +68,7 @@ class Work:
         try:
             file = str(self.prepared.gguf(dtype)) if reads_gguf else ""
         except CheckpointError as error:
-            return Result(len(jobs), error=str(error))
+            return PeerResult(len(jobs), error=str(error))
         task = Task(
             runner, str(self.folder), file, dtype, limit,
             [job.prompt for job in jobs], [job.output_tokens for job in jobs],
@@ -84,14 +84,14 @@ class Work:
                     cwd=ROOT, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired as error:
-                return Result(len(jobs), error=str(error))
+                return PeerResult(len(jobs), error=str(error))
         if not written.exists():
             last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            return Result(len(jobs), error=last[-1] if last else "no result")
+            return PeerResult(len(jobs), error=last[-1] if last else "no result")
         return checked(task, json.loads(written.read_text()))
 
 
-def checked(task: Task, done: Mapping[str, Any]) -> Result:
+def checked(task: Task, done: Mapping[str, Any]) -> PeerResult:
     """A result counts only if every request has exactly the requested number of tokens."""
     wrong = [
         (len(output), wanted)
@@ -100,8 +100,8 @@ def checked(task: Task, done: Mapping[str, Any]) -> Result:
     ]
     if wrong:
         error = f"{len(wrong)} requests have a wrong number of tokens: {wrong[0][0]}, "
-        return Result(len(task.prompts), error=f"{error}asked for {wrong[0][1]}")
-    return Result(
+        return PeerResult(len(task.prompts), error=f"{error}asked for {wrong[0][1]}")
+    return PeerResult(
         requests=len(task.prompts),
         tokens=sum(map(len, done["outputs"])),
         seconds=done["seconds"],
@@ -111,21 +111,23 @@ def checked(task: Task, done: Mapping[str, Any]) -> Result:
     )
 
 
-def run_ours(work: Work, engine: str, mode: str, dtype: str, requests: int | None) -> Result:
+def run_ours(
+    work: PeerWork, engine: str, mode: str, dtype: str, requests: int | None
+) -> PeerResult:
     command = [sys.executable, "-m", "benchmarks.peers.ours"]
     return work.do(engine, command, mode, dtype, requests, {})
 
 
-def run_peer(work: Work, peer: Peer, dtype: str) -> Result:
+def run_peer(work: PeerWork, peer: Peer, dtype: str) -> PeerResult:
     command = [str(python_of(peer.environment)), "-P", str(HERE / "runner.py")]
     return work.do(peer.name, command, peer.runner, dtype, None, variables_of(peer))
 
 
-def once(measure: Callable[[], Result]) -> Callable[[int], Result]:
+def once(measure: Callable[[], PeerResult]) -> Callable[[int], PeerResult]:
     """A peer that cannot run is not tried again in the next round."""
-    failed: list[Result] = []
+    failed: list[PeerResult] = []
 
-    def turn(_: int) -> Result:
+    def turn(_: int) -> PeerResult:
         result = failed[0] if failed else measure()
         if result.error and not failed:
             failed.append(result)

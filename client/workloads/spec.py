@@ -47,7 +47,7 @@ def build(text: str, table: Mapping[str, Callable[..., T]], what: str) -> T:
             raise SpecError(f"{what} {text!r}: {part!r} is unknown; allowed, each once: {allowed}")
         values[key] = value
     try:
-        maker: TypeAdapter[T] = TypeAdapter(table[name])
+        maker: TypeAdapter[T] = TypeAdapter(table[name])  # type: ignore[arg-type]  # a function
         return maker.validate_python(values)
     except ValueError as error:
         told = said(error).removeprefix("Value error, ")

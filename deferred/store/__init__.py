@@ -28,11 +28,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import URL
 
-from deferred.entities import BatchStatus, ItemState, Progress, Swept
+from deferred.entities import BatchProgress, BatchStatus, ItemState, Swept
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
 from deferred.store.files import Files
-from deferred.store.history import SUMS, History
+from deferred.store.history import SUMS, EndedBatches
 from deferred.store.items import Items
 from deferred.store.migrations import migrate
 from deferred.store.quota import OPEN_STATUSES
@@ -74,9 +74,9 @@ class JobStore:
         self.batches = Batches(database)
         self.items = Items(database)
         self.responses = Responses(database)
-        self._history = History(database)
+        self._history = EndedBatches(database)
 
-    def progress(self) -> Progress:
+    def progress(self) -> BatchProgress:
         """The figures of `/stats` and `/metrics`. The cost does not grow with the number of items
         or of ended batches."""
         with self._database.read() as connection:
@@ -88,7 +88,7 @@ class JobStore:
         items["pending"] = sums["total"] - sum(items.values())
         counts: dict[BatchStatus, int] = {row.status: row.batches for row in rows if row.batches}
         deadlines = [row.next_deadline for row in rows if row.next_deadline is not None]
-        return Progress(counts, items, min(deadlines, default=None))
+        return BatchProgress(counts, items, min(deadlines, default=None))
 
     def sweep(
         self, now_s: float, ended_before_s: float, rest: Callable[[], None] = lambda: None

@@ -37,7 +37,7 @@ def end_batch(
     return row
 
 
-class History:
+class EndedBatches:
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import Connection, and_, bindparam, insert, select, tuple_, update
 
-from deferred.entities import Duplicate, Item, Lease, NewItem, Result
+from deferred.entities import Duplicate, Item, Lease, LineResult, NewItem
 from deferred.store.claims import claim_lines, next_lines
 from deferred.store.database import Database
 from deferred.store.schema import batch_items, batches, item_bodies, item_results
@@ -145,13 +145,13 @@ class Items:
             connection.execute(update(batches).where(batches.c.lease_owner == worker).values(until))
         return frozenset(held)
 
-    def save(self, worker: str, results: Sequence[Result]) -> int:
+    def save(self, worker: str, results: Sequence[LineResult]) -> int:
         """Records results in one commit and returns how many counted. Collect results for some
         50 ms or up to 256 before a call: commits cost more than rows."""
         with self._database.write(durable=False) as connection:
             lock_batches(connection, {result.lease.batch for result in results})
             held = _held(connection, worker)
-            counted: list[Result] = []
+            counted: list[LineResult] = []
             for result in results:
                 if result.lease in held:
                     held.remove(result.lease)
@@ -218,7 +218,7 @@ def _held(connection: Connection, worker: str) -> set[Lease]:
     return {Lease(*row) for row in rows}
 
 
-def _record(connection: Connection, results: Sequence[Result]) -> None:
+def _record(connection: Connection, results: Sequence[LineResult]) -> None:
     connection.execute(
         update(batch_items)
         .where(
@@ -241,7 +241,7 @@ def _record(connection: Connection, results: Sequence[Result]) -> None:
             for result in results
         ],
     )
-    by_batch: dict[int, list[Result]] = defaultdict(list)
+    by_batch: dict[int, list[LineResult]] = defaultdict(list)
     for result in results:
         by_batch[result.lease.batch].append(result)
     for number, of_batch in sorted(by_batch.items()):

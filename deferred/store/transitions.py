@@ -10,12 +10,12 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, upd
 from deferred.entities import (
     Batch,
     BatchStatus,
+    BatchUsage,
     ItemState,
     LineError,
     NewBatch,
     RequestCounts,
     Unrun,
-    Usage,
 )
 from deferred.errors import LeaseLostError
 from deferred.store.database import AnyRow
@@ -151,7 +151,7 @@ def batch_of(row: AnyRow) -> Batch:
         created_at=row.created_at,
         expires_at=row.expires_at,
         counts=RequestCounts(row.total, row.completed, row.failed, row.expired, row.cancelled),
-        usage=Usage(row.input_tokens, row.cached_tokens, row.output_tokens),
+        usage=BatchUsage(row.input_tokens, row.cached_tokens, row.output_tokens),
         errors=tuple(LineError(**error) for error in row.errors or ()),
         output_file_id=row.output_file_id,
         error_file_id=row.error_file_id,

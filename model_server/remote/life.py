@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from model_server.remote.ranks import Ranks, describe, is_final
+from model_server.remote.ranks import ShardRanks, describe, is_final
 from model_server.remote.session import Session
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
@@ -52,7 +52,7 @@ class RemoteInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The properties on which the engine's ledger and its clients rely."""
 
     context: int
@@ -65,7 +65,7 @@ class Shape:
 class Life:
     session: Session
     info: RemoteInfo
-    shape: Shape
+    shape: ModelShape
 
 
 def begin(
@@ -76,13 +76,13 @@ def begin(
     RemoteModelError."""
     ranks = None
     try:
-        ranks = Ranks([options.address], options.access)
+        ranks = ShardRanks([options.address], options.access)
         (found,) = ranks.ask("ServiceDiscovery", wire.Nothing(), options.patience_s)
         # the connection to a single shard exists already
         if len(found.addresses) > 1:
             ranks.close()
             addresses = [reachable(address, options.address) for address in found.addresses]
-            ranks = Ranks(addresses, options.access)
+            ranks = ShardRanks(addresses, options.access)
         return _begin(ranks, options, on_loss, before)
     except Exception as error:
         if ranks is not None:
@@ -102,7 +102,7 @@ def reachable(address: str, found_at: str) -> str:
 
 
 def _begin(
-    ranks: Ranks,
+    ranks: ShardRanks,
     options: RemoteOptions,
     on_loss: Callable[[Session], None],
     before: Session | None,
@@ -142,7 +142,7 @@ def _begin(
             address=options.address,
             shards=len(found),
         ),
-        Shape(
+        ModelShape(
             context=first.context,
             vocab_size=first.vocab_size,
             block_tokens=capacities[0].block_tokens,

@@ -18,7 +18,7 @@ from model_server.remote.life import (
     RemoteOptions,
     begin,
 )
-from model_server.remote.session import Iteration, Session
+from model_server.remote.session import SentIteration, Session
 from seams import ModelLostError, Opening, Outcome, Step
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class RemoteIteration:
     """As `seams.Pending`."""
 
     model: RemoteModel
-    iteration: Iteration
+    iteration: SentIteration
 
     def result(self) -> Outcome:
         """Raises ModelLostError, DeviceMemoryError, RuntimeError."""

@@ -12,7 +12,7 @@ from model_server.wire import model_pb2_grpc
 from model_server.wire.access import Access
 
 
-class Ranks:
+class ShardRanks:
     """Raises AccessError. Nothing is connected before the first call."""
 
     def __init__(self, addresses: Sequence[str], access: Access) -> None:

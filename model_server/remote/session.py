@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from model_server.remote.ranks import Ranks, describe
+from model_server.remote.ranks import ShardRanks, describe
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from seams import DeviceMemoryError, ModelLostError, Opening, OpeningError, Outcome, Step
@@ -33,7 +33,9 @@ class Session:
     `lose` may be called by any thread, `open` and `start` by the engine's.
     """
 
-    def __init__(self, ranks: Ranks, deadline_s: float, on_loss: Callable[[Session], None]) -> None:
+    def __init__(
+        self, ranks: ShardRanks, deadline_s: float, on_loss: Callable[[Session], None]
+    ) -> None:
         """`deadline_s` limits an iteration; heartbeats detect a loss much earlier. `on_loss` is
         called once, by the thread that detects the loss."""
         self.id = secrets.randbits(64) or 1
@@ -62,9 +64,9 @@ class Session:
         if refused:
             raise OpeningError(refused)
 
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> SentIteration:
         message = messages.iteration(self.id, self._take_number(), steps, released)
-        return Iteration(self, self._send("Advance", message))
+        return SentIteration(self, self._send("Advance", message))
 
     def _take_number(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -126,7 +128,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class SentIteration:
     """An iteration sent to all ranks. A `seams.Pending`."""
 
     session: Session

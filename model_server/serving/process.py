@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from model_server.serving.service import ModelService, ServedModel
+from model_server.serving.service import ModelService, ShardService
 from model_server.serving.worker import ShardFailedError
 from model_server.wire import model_pb2_grpc
 from model_server.wire.access import OPTIONS, Access
@@ -40,7 +40,7 @@ def listen(service: ModelService, address: str, access: Access) -> grpc.Server:
 
 
 def serve(
-    service: ModelService, load: Callable[[], ServedModel], address: str, access: Access
+    service: ModelService, load: Callable[[], ShardService], address: str, access: Access
 ) -> int:
     """Serves until SIGTERM or until the model fails for good; returns the exit status. Call it in
     the main thread, which then owns the model. Raises AccessError, OSError, and the errors of

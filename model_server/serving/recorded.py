@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_server.serving.service import ServedModel
+from model_server.serving.service import ShardService
 from seams import Opening, Outcome, Pending, Step
 from telemetry.journal import Journal
 
@@ -16,7 +16,7 @@ class RecordedModel:
     """Executes like `model`. Writes a line for each opened sequence, for each iteration, and when
     all sequences are forgotten, since their numbers then start again."""
 
-    def __init__(self, model: ServedModel, journal: Journal) -> None:
+    def __init__(self, model: ShardService, journal: Journal) -> None:
         self.model = model
         self._journal = journal
 

@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol, TypeVar
 import grpc
 
 from loading import LoadedModel
-from model_server.serving.worker import ShardFailedError, StaleSessionError, Worker
+from model_server.serving.worker import ShardFailedError, ShardWorker, StaleSessionError
 from model_server.wire import messages, model_pb2_grpc
 from model_server.wire import model_pb2 as wire
 from seams import DeviceLostError, DeviceMemoryError, Outcome
@@ -24,7 +24,7 @@ T = TypeVar("T")
 LEASE_S = 3.0  # after so long without a call, another client may replace a session
 
 
-class ServedModel(LoadedModel, Protocol):
+class ShardService(LoadedModel, Protocol):
     def forget(self) -> None: ...
 
 
@@ -43,7 +43,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: ShardWorker,
         layout: str,
         max_batch_size: int,
         addresses: Sequence[str],
@@ -57,7 +57,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self.addresses = addresses
         self.rank = rank
         self.fail = fail
-        self.model: ServedModel | None = None
+        self.model: ShardService | None = None
         self._used_s = 0.0  # when the session's client last called
 
     # --- calls that do not use the model's thread -------------------------------------------
@@ -164,7 +164,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         if session == self.worker.session:
             self._used_s = time.monotonic()
 
-    def _loaded(self, context: grpc.ServicerContext) -> ServedModel:
+    def _loaded(self, context: grpc.ServicerContext) -> ShardService:
         if self.model is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
         return self.model

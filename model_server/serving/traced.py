@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_server.serving.service import ServedModel
+from model_server.serving.service import ShardService
 from seams import Opening, Outcome, Pending, Step
 from telemetry.tracing import Traced, Tracing
 
@@ -24,7 +24,7 @@ class TracedModel:
     """Executes like `model`. A sequence's span `execute` ends with its last iteration, and is
     sent when the sequence is released."""
 
-    def __init__(self, model: ServedModel, tracing: Tracing, rank: int) -> None:
+    def __init__(self, model: ShardService, tracing: Tracing, rank: int) -> None:
         self.model = model
         self._tracing = tracing
         self._rank = rank

@@ -27,7 +27,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
 
 
-class Worker:
+class ShardWorker:
     """Any thread submits work; `run` does it. Work of a session is done in the order of its
     numbers, not of its submission."""
 

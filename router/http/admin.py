@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from router.config import Config, parse_upstream
+from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
@@ -21,7 +21,7 @@ class Admin:
 
     def __init__(
         self,
-        config: Config,
+        config: RouterConfig,
         dispatcher: AsyncDispatcher,
         prober: Prober,
         proxy: Proxy,

@@ -23,7 +23,7 @@ class Attempt(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class ProxiedRequest:
     """A client's request and its state. `sent`: the answer, once the router starts to send it.
     `openai`: its errors are OpenAI's, whatever the path."""
 

@@ -14,12 +14,12 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.http.connections import set_waiting
-from router.http.exchange import Attempt, ClientGoneError, Exchange
+from router.http.exchange import Attempt, ClientGoneError, ProxiedRequest
 from router.rules import responses
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
 from router.rules.messages.sse import is_whole, whole_events
-from router.rules.request import Outcome
+from router.rules.request import AttemptEnd
 from router.rules.upstream import Upstream
 
 _OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
@@ -31,7 +31,7 @@ class UpstreamFailedError(Exception):
     """The upstream sent no complete answer. The text names the upstream and is for the log.
     `problem` is for the client and names no address."""
 
-    def __init__(self, reason: str, problem: Problem, outcome: Outcome) -> None:
+    def __init__(self, reason: str, problem: Problem, outcome: AttemptEnd) -> None:
         super().__init__(reason)
         self.problem = problem
         self.outcome = outcome
@@ -41,7 +41,7 @@ class UpstreamFailedError(Exception):
 class Passage:
     """An answer that is passed on. `clock` ends it if a side is silent for more than `idle_s`."""
 
-    x: Exchange
+    x: ProxiedRequest
     upstream: Upstream
     answer: aiohttp.ClientResponse
     clock: asyncio.Timeout
@@ -102,7 +102,7 @@ class Forwarder:
     @asynccontextmanager
     async def send(
         self,
-        x: Exchange,
+        x: ProxiedRequest,
         upstream: Upstream,
         body: bytearray | aiohttp.StreamReader,
         limit_s: float,
@@ -162,7 +162,7 @@ class Forwarder:
 
     async def relay(
         self,
-        x: Exchange,
+        x: ProxiedRequest,
         upstream: Upstream,
         body: bytearray | aiohttp.StreamReader,
         limit_s: float,
@@ -186,7 +186,7 @@ class Forwarder:
                 return failure.problem
             return await self.break_off(x, failure.problem)
 
-    async def break_off(self, x: Exchange, problem: Problem) -> web.StreamResponse:
+    async def break_off(self, x: ProxiedRequest, problem: Problem) -> web.StreamResponse:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""
         assert x.sent is not None
@@ -205,15 +205,15 @@ class Forwarder:
         return x.sent
 
 
-def _silent(x: Exchange, upstream: Upstream, error: TimeoutError) -> UpstreamFailedError:
+def _silent(x: ProxiedRequest, upstream: Upstream, error: TimeoutError) -> UpstreamFailedError:
     if isinstance(error, aiohttp.ServerTimeoutError):  # while connecting
         problem = errors.upstream_failed("The server could not be reached in time.")
         reason = f"{upstream.url} could not be reached in time"
-        return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
+        return UpstreamFailedError(reason, problem, AttemptEnd.UNREACHABLE)
     # A long response may begin late, and a server may pause a deferred one. Any other stream that
     # has begun must continue.
     deferred = x.routed is not None and x.routed.deferred
-    outcome = Outcome.FAILURE if x.sent is not None and not deferred else Outcome.SLOW
+    outcome = AttemptEnd.FAILURE if x.sent is not None and not deferred else AttemptEnd.SLOW
     problem = errors.upstream_failed("The server was silent for too long.", 504)
     return UpstreamFailedError(f"{upstream.url} was silent for too long", problem, outcome)
 
@@ -222,13 +222,13 @@ def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> Upstrea
     reason = f"{upstream.url} failed: {error or type(error).__name__}"
     if isinstance(error, aiohttp.ClientConnectorError):
         problem = errors.upstream_failed("The server could not be reached.")
-        return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
+        return UpstreamFailedError(reason, problem, AttemptEnd.UNREACHABLE)
     problem = errors.upstream_failed("The server failed before its response was complete.")
-    return UpstreamFailedError(reason, problem, Outcome.FAILURE)
+    return UpstreamFailedError(reason, problem, AttemptEnd.FAILURE)
 
 
 def _bad_upload(problem: Problem) -> UpstreamFailedError:
-    return UpstreamFailedError(problem.message, problem, Outcome.DEPARTED)
+    return UpstreamFailedError(problem.message, problem, AttemptEnd.DEPARTED)
 
 
 async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
@@ -240,7 +240,7 @@ async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
 
 
 async def _upload(
-    x: Exchange, body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
+    x: ProxiedRequest, body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
 ) -> AsyncIterator[bytes]:
     while True:
         x.uploading = True
@@ -261,7 +261,7 @@ def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
     clock.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
-async def _to_client(x: Exchange, writing: Awaitable[object]) -> None:
+async def _to_client(x: ProxiedRequest, writing: Awaitable[object]) -> None:
     """Writes to the client. Sets `writing`, so that a timeout is known to be the client's."""
     x.passed_s = asyncio.get_running_loop().time()
     x.writing = True

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from router.config import ANY
 from router.dispatching import AsyncDispatcher
-from router.http.exchange import Exchange
+from router.http.exchange import ProxiedRequest
 from router.http.forward import Forwarder
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
@@ -44,7 +44,7 @@ class JobRelay:
         self._default_model = default_model
         self._idle_s = idle_s
 
-    async def forward(self, x: Exchange) -> web.StreamResponse | Problem:
+    async def forward(self, x: ProxiedRequest) -> web.StreamResponse | Problem:
         """Returns a Problem if nothing has reached the client. Raises ClientGoneError."""
         upstream = self._choose(x.request)
         if isinstance(upstream, Problem):

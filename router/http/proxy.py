@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from router import log
-from router.config import Config
+from router.config import RouterConfig
 from router.dispatching import AsyncDispatcher
 from router.http.connections import set_waiting
-from router.http.exchange import ClientGoneError, Exchange, Failed
+from router.http.exchange import ClientGoneError, Failed, ProxiedRequest
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
@@ -23,7 +23,7 @@ from router.rules.buffers import BufferLimit
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
 from router.rules.messages.request_body import RequestBody, parse_body, prefix_blocks
-from router.rules.request import Refusal, RoutedRequest
+from router.rules.request import NoPlace, RoutedRequest
 from telemetry.tracing import Tracing
 from web.headers import HEADER, bearer_key, is_valid, request_id
 
@@ -49,7 +49,7 @@ class Proxy:
 
     def __init__(
         self,
-        config: Config,
+        config: RouterConfig,
         dispatcher: AsyncDispatcher,
         forwarder: Forwarder,
         buffers: BufferLimit,
@@ -108,10 +108,10 @@ class Proxy:
     async def _handle(
         self,
         request: web.Request,
-        answer: Callable[[Exchange], Awaitable[web.StreamResponse]],
+        answer: Callable[[ProxiedRequest], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         given = request.headers.get(HEADER)
-        x = Exchange(request, self._dispatcher.now(), request_id(given, prefix="req-"))
+        x = ProxiedRequest(request, self._dispatcher.now(), request_id(given, prefix="req-"))
         if self._tracing is not None:
             x.trace = self._tracing.serve(request.method, request.headers, time.time_ns())
         task = asyncio.current_task()
@@ -149,7 +149,7 @@ class Proxy:
                 self._dispatcher.leave(x.routed)
             self._telemetry.report(x, status)
 
-    def _not_let_in(self, x: Exchange) -> Problem | None:
+    def _not_let_in(self, x: ProxiedRequest) -> Problem | None:
         if self.draining:
             problem = errors.unavailable("The router is shutting down.", "shutting_down")
             problem.headers["Connection"] = "close"
@@ -158,17 +158,17 @@ class Proxy:
             return errors.no_key("A valid API key is required.")
         return None
 
-    async def _forward(self, x: Exchange) -> web.StreamResponse:
+    async def _forward(self, x: ProxiedRequest) -> web.StreamResponse:
         set_waiting(x.request, x.request.can_read_body)
         answer = await self._jobs.forward(x)
         return self._refuse(x, answer) if isinstance(answer, Problem) else answer
 
-    async def _tokenize(self, x: Exchange) -> web.StreamResponse:
+    async def _tokenize(self, x: ProxiedRequest) -> web.StreamResponse:
         body = await self._read(x)
         answer = body if isinstance(body, Problem) else await self._tokens.forward(x)
         return self._refuse(x, answer) if isinstance(answer, Problem) else answer
 
-    async def _infer(self, x: Exchange) -> web.StreamResponse:
+    async def _infer(self, x: ProxiedRequest) -> web.StreamResponse:
         body = await self._read(x)
         if isinstance(body, Problem):
             return self._refuse(x, body)
@@ -206,7 +206,7 @@ class Proxy:
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
             self._dispatcher.retry(routed)
 
-    async def _read(self, x: Exchange) -> RequestBody | Problem:
+    async def _read(self, x: ProxiedRequest) -> RequestBody | Problem:
         """Reads body and model."""
         if not headers.is_plain(x.request.headers):
             return errors.invalid("Compressed request bodies are not accepted.", 415)
@@ -241,7 +241,7 @@ class Proxy:
         x.model = model
         return body
 
-    async def _read_body(self, x: Exchange) -> Problem | None:
+    async def _read_body(self, x: ProxiedRequest) -> Problem | None:
         """Reads the body as it arrives, within the limits of one body and of all bodies held."""
         limit = self._config.max_body_bytes
         announced = x.request.content_length or 0
@@ -256,7 +256,7 @@ class Proxy:
             x.body += chunk
         return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
 
-    async def _abandon(self, x: Exchange, problem: Problem) -> web.StreamResponse:
+    async def _abandon(self, x: ProxiedRequest, problem: Problem) -> web.StreamResponse:
         """Sends an error instead of the answer, or at the end of an answer that has begun."""
         if x.sent is None:
             return self._refuse(x, problem)
@@ -265,19 +265,19 @@ class Proxy:
     def _explain(self, routed: RoutedRequest) -> Problem:
         reason = routed.refusal
         self._metrics.refused.labels(reason.value if reason else "").inc()
-        if reason is Refusal.UNKNOWN_MODEL:
+        if reason is NoPlace.UNKNOWN_MODEL:
             return errors.unknown_model(routed.model, list(self._dispatcher.fleet.models()))
-        if reason is Refusal.QUEUE_FULL:
+        if reason is NoPlace.QUEUE_FULL:
             wait_s = self._dispatcher.state.longest_wait_s(routed.model, self._dispatcher.now())
             return errors.queue_full(routed.model, self._config.max_queue, wait_s, routed.deferred)
-        if reason is Refusal.TIMEOUT:
+        if reason is NoPlace.TIMEOUT:
             message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
             return errors.unavailable(message, "timeout")
         message = f"No upstream with {routed.model} became ready in time (WAIT_FOR)."
         return errors.unavailable(message, "no_upstream_ready")
 
     @staticmethod
-    def _refuse(x: Exchange, problem: Problem) -> web.Response:
+    def _refuse(x: ProxiedRequest, problem: Problem) -> web.Response:
         response = errors.response(problem, x.request.path, openai=x.openai)
         response.headers[HEADER] = x.request_id
         return response

@@ -8,12 +8,12 @@ be retried on another server. A later failure ends the client's answer in a reco
 from aiohttp import web
 
 from router.dispatching import AsyncDispatcher
-from router.http.exchange import Exchange, Failed
+from router.http.exchange import Failed, ProxiedRequest
 from router.http.forward import Forwarder, Passage, UpstreamFailedError
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
 from router.rules.messages import errors, headers
-from router.rules.request import Outcome, RoutedRequest, State, outcome_of
+from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Upstream
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
@@ -40,7 +40,7 @@ class Relay:
         self._first_byte_limit_s = first_byte_limit_s
 
     async def attempt(
-        self, x: Exchange, routed: RoutedRequest, upstream: Upstream
+        self, x: ProxiedRequest, routed: RoutedRequest, upstream: Upstream
     ) -> web.StreamResponse | Failed:
         """Runs a placed request. Frees its place as soon as the upstream is done. Raises
         ClientGoneError."""
@@ -51,7 +51,7 @@ class Relay:
                     return await self._flow(passage, routed)
                 return await self._whole(passage, routed)
         except UpstreamFailedError as failure:
-            if routed.state is State.PLACED:
+            if routed.state is RequestState.PLACED:
                 self._dispatcher.release(routed, failure.outcome)
             if x.sent is None:
                 response = errors.response(failure.problem, x.request.path)
@@ -65,7 +65,7 @@ class Relay:
         """Holds an answer back until it is complete; passes it on as it arrives if it is long."""
         x, body = passage.x, b""
         outcome = outcome_of(passage.answer.status)
-        if outcome is Outcome.REFUSED:  # a server may send its body late
+        if outcome is AttemptEnd.REFUSED:  # a server may send its body late
             self._first_byte(x, routed)
             self._done(passage, routed, outcome)
         while chunk := await passage.read():
@@ -79,7 +79,7 @@ class Relay:
         self._done(passage, routed, outcome)
         x.begun_s = self._dispatcher.now() - x.started
         response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
-        if outcome in (Outcome.SUCCESS, Outcome.REFUSED):
+        if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
             return response
         return Failed(f"{passage.upstream.url} answered {passage.answer.status}", response)
 
@@ -103,20 +103,20 @@ class Relay:
             await passage.write(rest)
         return await passage.end()
 
-    def _first_byte(self, x: Exchange, routed: RoutedRequest) -> None:
-        if routed.state is not State.PLACED:
+    def _first_byte(self, x: ProxiedRequest, routed: RoutedRequest) -> None:
+        if routed.state is not RequestState.PLACED:
             return
         self._dispatcher.began(routed)
         x.first_byte_s = x.upstream_s = self._dispatcher.now() - routed.placed_at
         seconds = self._metrics.first_byte_seconds.labels(routed.placed_on().url, x.model)
         seconds.observe(x.first_byte_s)
 
-    def _done(self, passage: Passage, routed: RoutedRequest, outcome: Outcome) -> None:
-        if routed.state is not State.PLACED:
+    def _done(self, passage: Passage, routed: RoutedRequest, outcome: AttemptEnd) -> None:
+        if routed.state is not RequestState.PLACED:
             return
         if passage.x.sent is None:
             passage.x.upstream_s = self._dispatcher.now() - routed.placed_at
         pause_s = None
-        if outcome is Outcome.BUSY:
+        if outcome is AttemptEnd.BUSY:
             pause_s = headers.retry_after_s(passage.answer.headers)
         self._dispatcher.release(routed, outcome, pause_s)

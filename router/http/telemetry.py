@@ -5,7 +5,7 @@ import time
 
 from router import log
 from router.dispatching import AsyncDispatcher
-from router.http.exchange import Exchange
+from router.http.exchange import ProxiedRequest
 from router.metrics import Metrics
 from telemetry.journal import Journal, Line
 from telemetry.tracing import Traced
@@ -20,7 +20,7 @@ class RequestTelemetry:
         self._journal = journal
 
     @staticmethod
-    def _end_trace(x: Exchange, trace: Traced, status: int) -> None:
+    def _end_trace(x: ProxiedRequest, trace: Traced, status: int) -> None:
         trace.span.update_name(f"{x.request.method} {x.request.path}")
         attributes: dict[str, str | int | float] = {
             "http.request.method": x.request.method,
@@ -33,7 +33,7 @@ class RequestTelemetry:
         }
         trace.end(time.time_ns(), attributes, error=x.broken or None)
 
-    def _line(self, x: Exchange, status: int) -> Line:
+    def _line(self, x: ProxiedRequest, status: int) -> Line:
         """The request ends just before the last piece of its answer is passed on: the client does
         not wait for what comes later."""
         return {
@@ -47,7 +47,7 @@ class RequestTelemetry:
             "attempts": x.attempts,
         }
 
-    def report(self, x: Exchange, status: int) -> None:
+    def report(self, x: ProxiedRequest, status: int) -> None:
         routed = x.routed
         upstream = routed.upstream.url if routed is not None and routed.upstream else None
         total_s = self._dispatcher.now() - x.started

@@ -6,7 +6,7 @@ They take no place on an upstream, since they run no inference, and do not wait 
 from aiohttp import web
 
 from router.dispatching import AsyncDispatcher
-from router.http.exchange import Exchange
+from router.http.exchange import ProxiedRequest
 from router.http.forward import Forwarder
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
@@ -20,7 +20,7 @@ class TokenRelay:
         self._dispatcher = dispatcher
         self._idle_s = idle_s
 
-    async def forward(self, x: Exchange) -> web.StreamResponse | Problem:
+    async def forward(self, x: ProxiedRequest) -> web.StreamResponse | Problem:
         """Its body was read. Returns a Problem if nothing has reached the client. Raises
         ClientGoneError."""
         fleet, now = self._dispatcher.fleet, self._dispatcher.now()

@@ -24,7 +24,7 @@ CLOSE_AFTER = 2
 FROM_ONE_CLIENT = 2
 
 
-class State(Enum):
+class BreakerState(Enum):
     """What the breaker admits. The values are those of the metric."""
 
     CLOSED = 0
@@ -43,7 +43,7 @@ class Breaker:
 
     def __init__(self, open_s: float) -> None:
         self._open_s = open_s
-        self._state = State.CLOSED
+        self._state = BreakerState.CLOSED
         self._verdicts: deque[tuple[float, bool, str]] = deque(
             maxlen=REMEMBERED
         )  # when, failed, client
@@ -52,21 +52,21 @@ class Breaker:
         self.epoch = 0
         self.open_until = 0.0
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         """The state at `now`. An open breaker becomes half-open when its time is over."""
-        if self._state is State.OPEN and now >= self.open_until:
-            self._enter(State.HALF_OPEN)
+        if self._state is BreakerState.OPEN and now >= self.open_until:
+            self._enter(BreakerState.HALF_OPEN)
         return self._state
 
     def admits(self, now: float) -> bool:
         """Whether a request may be sent now."""
-        if self._state is State.CLOSED:
+        if self._state is BreakerState.CLOSED:
             return True
-        return self.state(now) is State.HALF_OPEN and not self._trial
+        return self.state(now) is BreakerState.HALF_OPEN and not self._trial
 
     def sent(self, now: float) -> int:
         """Records that a request is sent. Returns the epoch for its verdict."""
-        if self.state(now) is State.HALF_OPEN:
+        if self.state(now) is BreakerState.HALF_OPEN:
             self._trial = True
         return self.epoch
 
@@ -82,10 +82,10 @@ class Breaker:
             return
         self._trial = False
         self._verdicts.append((now, False, ""))
-        if self._state is State.HALF_OPEN:
+        if self._state is BreakerState.HALF_OPEN:
             self._successes += 1
             if self._successes >= CLOSE_AFTER:
-                self._enter(State.CLOSED)
+                self._enter(BreakerState.CLOSED)
 
     def failure(self, epoch: int, now: float, client: str = "") -> bool:
         """The request failed through the upstream's fault. `client`: who sent it, if the request
@@ -98,20 +98,20 @@ class Breaker:
         if client and by_client.count(client) >= FROM_ONE_CLIENT:
             return False
         self._verdicts.append((now, True, client))
-        if self._state is State.HALF_OPEN:
+        if self._state is BreakerState.HALF_OPEN:
             opens = not client or bool({*by_client} - {client})
         else:
             opens = self._fails_too_often(now)
         if opens:
-            self._enter(State.OPEN)
+            self._enter(BreakerState.OPEN)
             self.open_until = now + self._open_s
-        return opens or self._state is State.CLOSED
+        return opens or self._state is BreakerState.CLOSED
 
     def _fails_too_often(self, now: float) -> bool:
         recent = [failed for when, failed, _ in self._verdicts if when > now - WINDOW_S]
         return sum(recent) >= LEAST_FAILURES and 2 * sum(recent) >= len(recent)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: BreakerState) -> None:
         self._state = state
         self.epoch += 1
         self._verdicts.clear()

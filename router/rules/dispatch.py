@@ -10,10 +10,10 @@ does not overtake any request of its model and class.
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from router.rules.breaker import State as BreakerState
-from router.rules.fleet import Fleet
-from router.rules.policies import Policy
-from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
+from router.rules.breaker import BreakerState
+from router.rules.fleet import Upstreams
+from router.rules.policies import RoutingPolicy
+from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Upstream, half
 
 # One queue per (deferred, model): requests by sequence number, oldest first.
@@ -28,7 +28,11 @@ class Dispatcher:
     """Places requests. `decided(request)` is called when a *waiting* one is placed or refused."""
 
     def __init__(
-        self, fleet: Fleet, policy: Policy, limits: Limits, decided: Callable[[RoutedRequest], None]
+        self,
+        fleet: Upstreams,
+        policy: RoutingPolicy,
+        limits: DispatchLimits,
+        decided: Callable[[RoutedRequest], None],
     ) -> None:
         self.fleet = fleet
         self._policy = policy
@@ -71,9 +75,9 @@ class Dispatcher:
         if self._place(request, now):
             return request
         if not self.fleet.serving(model) and self.fleet.complete():
-            self._refuse(request, Refusal.UNKNOWN_MODEL, now)
+            self._refuse(request, NoPlace.UNKNOWN_MODEL, now)
         elif self._full(model, deferred):
-            self._refuse(request, Refusal.QUEUE_FULL, now)
+            self._refuse(request, NoPlace.QUEUE_FULL, now)
         else:
             self._enqueue(request, now)
         return request
@@ -87,7 +91,7 @@ class Dispatcher:
         self.tick(now)  # a half-open breaker admits the next one
 
     def release(
-        self, request: RoutedRequest, outcome: Outcome, now: float, pause_s: float | None = None
+        self, request: RoutedRequest, outcome: AttemptEnd, now: float, pause_s: float | None = None
     ) -> None:
         """The upstream is done with the request: frees its place and serves the queues.
 
@@ -95,23 +99,23 @@ class Dispatcher:
         itself may be the cause. If another upstream serves it, it is not. `pause_s`: the upstream's
         Retry-After, if it sent one."""
         upstream = request.placed_on()
-        request.state = State.RELEASED
+        request.state = RequestState.RELEASED
         upstream.in_flight -= 1
         upstream.deferred -= request.deferred
-        if outcome in (Outcome.SUCCESS, Outcome.REFUSED):
+        if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
             upstream.breaker.success(request.epoch, now)
-        elif outcome is Outcome.UNREACHABLE:
+        elif outcome is AttemptEnd.UNREACHABLE:
             upstream.breaker.failure(request.epoch, now)
-        elif outcome is not Outcome.FAILURE:
+        elif outcome is not AttemptEnd.FAILURE:
             upstream.breaker.began(request.epoch)  # a trial that proved nothing admits the next one
         elif request.suspect or not upstream.breaker.failure(request.epoch, now, request.client):
             upstream.breaker.began(request.epoch)
             request.unproven.append((upstream, request.epoch))
-        if outcome is Outcome.SUCCESS:
+        if outcome is AttemptEnd.SUCCESS:
             for failed, epoch in request.unproven:
                 failed.breaker.failure(epoch, now)
-        request.suspect |= outcome is Outcome.FAILURE
-        request.may_have_acted |= outcome is not Outcome.UNREACHABLE
+        request.suspect |= outcome is AttemptEnd.FAILURE
+        request.may_have_acted |= outcome is not AttemptEnd.UNREACHABLE
         if pause_s is not None:
             upstream.pause(pause_s, now)
         self.tick(now)
@@ -120,7 +124,7 @@ class Dispatcher:
         """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
         upstream's budget."""
         failed = request.upstream
-        if request.state is not State.RELEASED or failed is None or now >= request.deadline:
+        if request.state is not RequestState.RELEASED or failed is None or now >= request.deadline:
             return False
         if len(request.tried) >= self._limits.max_attempts:
             return False
@@ -132,20 +136,20 @@ class Dispatcher:
 
     def retry(self, request: RoutedRequest, now: float) -> None:
         """Tries a released request on another upstream. It keeps its old place in the queue."""
-        if request.state is not State.RELEASED:
+        if request.state is not RequestState.RELEASED:
             raise RuntimeError(f"only a released request is retried, this one is {request.state}")
         self.tick(now)
-        request.state, request.queued_since = State.WAITING, now
+        request.state, request.queued_since = RequestState.WAITING, now
         if not self._place(request, now):
             self._enqueue(request, now)
 
     def leave(self, request: RoutedRequest, now: float) -> None:
         """The client is gone or has its answer: frees everything that the request holds."""
-        if request.state is State.PLACED:
-            self.release(request, Outcome.DEPARTED, now)
-        elif request.state is State.WAITING:
+        if request.state is RequestState.PLACED:
+            self.release(request, AttemptEnd.DEPARTED, now)
+        elif request.state is RequestState.WAITING:
             self._dequeue(request)
-            request.state = State.RELEASED
+            request.state = RequestState.RELEASED
 
     # --- time and change --------------------------------------------------------------------
 
@@ -197,7 +201,7 @@ class Dispatcher:
         if not request.tried:
             upstream.budget.sent(now)
         request.epoch = upstream.breaker.sent(now)
-        request.upstream, request.state = upstream, State.PLACED
+        request.upstream, request.state = upstream, RequestState.PLACED
         request.tried.append(upstream)
         request.placed_at = now
         request.queued_s += now - request.queued_since
@@ -241,7 +245,7 @@ class Dispatcher:
         for request in list(self._bound.values()):
             # its model is not unserved while an upstream that it may not use is usable
             if not self._has_another(request, now):
-                self._refuse(request, Refusal.UNAVAILABLE, now)
+                self._refuse(request, NoPlace.UNAVAILABLE, now)
         for model in self._models_waiting():
             serving = self.fleet.serving(model)
             if any(u.usable(now) for u in serving):
@@ -253,18 +257,18 @@ class Dispatcher:
             unknown = not self.fleet.serving(key[1]) and self.fleet.complete()
             for request in list(queue.values()):
                 if unknown:
-                    self._refuse(request, Refusal.UNKNOWN_MODEL, now)
+                    self._refuse(request, NoPlace.UNKNOWN_MODEL, now)
                 elif now >= request.deadline:
-                    self._refuse(request, Refusal.TIMEOUT, now)
+                    self._refuse(request, NoPlace.TIMEOUT, now)
                 elif since is not None and now >= (
                     max(since, request.arrived) + self._limits.wait_for_s
                 ):
-                    self._refuse(request, Refusal.UNAVAILABLE, now)
+                    self._refuse(request, NoPlace.UNAVAILABLE, now)
                 else:
                     break
 
-    def _refuse(self, request: RoutedRequest, refusal: Refusal, now: float) -> None:
-        request.state, request.refusal = State.REFUSED, refusal
+    def _refuse(self, request: RoutedRequest, refusal: NoPlace, now: float) -> None:
+        request.state, request.refusal = RequestState.REFUSED, refusal
         request.queued_s += now - request.queued_since
         if self._dequeue(request):
             self._decided(request)

@@ -10,7 +10,7 @@ BREAKER_OPEN_S = 5.0
 ADMIN = "admin"  # the source of upstreams added at run time
 
 
-class Fleet:
+class Upstreams:
     """Upstreams by URL. An upstream belongs to the source that named it first (the environment, the
     file, the admin API, a DNS name), and is dropped only when that source no longer names it. An
     upstream that the operator removed stays removed while its source still names it.

@@ -21,7 +21,7 @@ MIN_MATCH = 0.3
 MAX_BLOCKS = 65_536
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses among candidates. It may remember earlier choices, in bounded memory."""
 
     def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
@@ -101,7 +101,7 @@ class PrefixAffinity:
         return None
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "least-work": LeastWork,
     "round-robin": RoundRobin,
     "power-of-two": lambda: PowerOfTwo(random.Random()),

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from router.rules.upstream import Upstream
 
 
-class State(Enum):
+class RequestState(Enum):
     """Where a request is. WAITING → PLACED or REFUSED; PLACED → RELEASED; RELEASED → WAITING."""
 
     WAITING = auto()
@@ -16,7 +16,7 @@ class State(Enum):
     REFUSED = auto()
 
 
-class Refusal(Enum):
+class NoPlace(Enum):
     """Why a request gets no upstream."""
 
     UNKNOWN_MODEL = "unknown_model"
@@ -25,7 +25,7 @@ class Refusal(Enum):
     UNAVAILABLE = "unavailable"
 
 
-class Outcome(Enum):
+class AttemptEnd(Enum):
     """How a request on an upstream ended, as the breaker sees it."""
 
     SUCCESS = auto()  # a complete answer without an error
@@ -41,19 +41,19 @@ class Outcome(Enum):
 _NOT_SUPPORTED = frozenset({501, 505})
 
 
-def outcome_of(status: int) -> Outcome:
+def outcome_of(status: int) -> AttemptEnd:
     """The outcome of a complete answer with this status."""
     if status < 400:
-        return Outcome.SUCCESS
+        return AttemptEnd.SUCCESS
     if status in (429, 503):
-        return Outcome.BUSY
+        return AttemptEnd.BUSY
     if status < 500 or status in _NOT_SUPPORTED:
-        return Outcome.REFUSED
-    return Outcome.SLOW if status == 504 else Outcome.FAILURE
+        return AttemptEnd.REFUSED
+    return AttemptEnd.SLOW if status == 504 else AttemptEnd.FAILURE
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DispatchLimits:
     """`timeout_s`: longest wait for a place, from arrival. `wait_for_s`: longest wait for an
     upstream to become ready. `max_queue`: most waiting requests per model. `max_attempts`: most
     upstreams tried per request."""
@@ -80,8 +80,8 @@ class RoutedRequest:
     only: Upstream | None = None
     client: str = ""
     repeatable: bool = True
-    state: State = State.WAITING
-    refusal: Refusal | None = None
+    state: RequestState = RequestState.WAITING
+    refusal: NoPlace | None = None
     upstream: Upstream | None = None
     tried: list[Upstream] = field(default_factory=list)
     suspect: bool = False  # it failed on an upstream and may be the cause
@@ -101,6 +101,6 @@ class RoutedRequest:
 
     def placed_on(self) -> Upstream:
         """The upstream whose place it holds. Raises RuntimeError if it holds none."""
-        if self.state is not State.PLACED or self.upstream is None:
+        if self.state is not RequestState.PLACED or self.upstream is None:
             raise RuntimeError(f"the request holds no place, it is {self.state}")
         return self.upstream

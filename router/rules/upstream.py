@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.rules.breaker import Breaker, State
+from router.rules.breaker import Breaker, BreakerState
 from router.rules.budget import RetryBudget
 
 # Weight of a new sample in the moving average of the time to first byte.
@@ -65,7 +65,7 @@ class Upstream:
 
     def usable(self, now: float) -> bool:
         """Whether it is expected to take requests: ready, not draining, breaker not open."""
-        return self.ready and not self.draining and self.breaker.state(now) is not State.OPEN
+        return self.ready and not self.draining and self.breaker.state(now) is not BreakerState.OPEN
 
     def free(self, now: float, *, deferred: bool = False) -> bool:
         """Whether another request may be sent to it now. A server may pause deferred requests for

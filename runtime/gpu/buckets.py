@@ -26,7 +26,7 @@ SPLITS = (1, 4, MOST_SPLITS)  # of each row with one new token; some may have mo
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class IterationLoad:
     """What an iteration consists of."""
 
     tokens: int  # padding included
@@ -58,7 +58,7 @@ class Bucket:
         """Whether the hidden states of all tokens are computed to the end."""
         return not self.pieces
 
-    def holds(self, load: Load) -> bool:
+    def holds(self, load: IterationLoad) -> bool:
         return (
             load.tokens <= self.tokens
             and load.rows < self.rows
@@ -87,7 +87,7 @@ class Buckets:
             for tokens in reversed(self._decodes):
                 yield self._of_decodes(tokens, splits)
 
-    def fitting(self, load: Load) -> Bucket | None:
+    def fitting(self, load: IterationLoad) -> Bucket | None:
         """The smallest that holds the load; None if it runs without a graph."""
         found: list[Bucket] = []
         if not (load.pieces or load.shared):

@@ -34,7 +34,7 @@ class GPU:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DeviceFacts:
     """What is known about GPUs here."""
 
     torch: str  # its version
@@ -66,7 +66,7 @@ def resolve_device(name: str, part: Part = WHOLE) -> Chosen:
     return choose(name, look(), part)
 
 
-def choose(name: str, facts: Facts, part: Part = WHOLE) -> Chosen:
+def choose(name: str, facts: DeviceFacts, part: Part = WHOLE) -> Chosen:
     """`resolve_device` on a machine with these `facts`. Raises DeviceError."""
     asked = ALLOWED.fullmatch(name)
     if asked is None:
@@ -104,7 +104,7 @@ def _too_few(name: str, found: int, part: Part) -> str:
     )
 
 
-def _why_none(facts: Facts) -> str | None:
+def _why_none(facts: DeviceFacts) -> str | None:
     """Why torch reaches no GPU although there is one, and the remedy; None: there is none."""
     if facts.hidden:
         return "CUDA_VISIBLE_DEVICES excludes all GPUs"
@@ -127,7 +127,7 @@ def _why_none(facts: Facts) -> str | None:
     )
 
 
-def _not_built_for(facts: Facts, index: int) -> str | None:
+def _not_built_for(facts: DeviceFacts, index: int) -> str | None:
     """Why torch has no code for a GPU, and the remedy; None: it has."""
     gpu = facts.found[index]
     if runs_on(gpu.capability, facts.built_for):
@@ -160,7 +160,7 @@ def _codes(built_for: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
     return [(each[1], (int(each[2]), int(each[3]))) for each in known if each is not None]
 
 
-def look() -> Facts:
+def look() -> DeviceFacts:
     with warnings.catch_warnings(record=True) as said:  # they go into the answer
         warnings.simplefilter("always")
         complaint, found = "", list[GPU]()
@@ -172,7 +172,7 @@ def look() -> Facts:
     if not found and not complaint:
         complaint = " ".join(str(warning.message) for warning in said)
     driver = _driver()
-    return Facts(
+    return DeviceFacts(
         torch=torch.__version__,
         cuda=torch.version.cuda,
         built_for=torch.cuda.get_arch_list(),

@@ -67,7 +67,7 @@ class Heads:
         return KVPool(KVShape(*sizes, dtype, device, self.block_tokens, (self.window,)), blocks)
 
 
-class Case:
+class LayerCase:
     """An iteration of one layer with random numbers. `packed`: its layout on the device; `pool`:
     keys and values of the tokens before; `fused` `[N, H + 2 kv_heads, D]`: queries, keys and
     values of the new tokens."""
@@ -128,7 +128,7 @@ class Case:
             results.append(attend_rectangle(*of)[0])
         return results, keys, values
 
-    def copy_(self, other: Case) -> None:
+    def copy_(self, other: LayerCase) -> None:
         """The numbers of a case of the same shapes, at this one's addresses."""
         self.fused.copy_(other.fused)
         self.pool.keys.copy_(other.pool.keys)
@@ -145,7 +145,7 @@ def differs(
     """Where `attention` differs from plain torch. `tile_tokens`: as of `pack`."""
     deadline_s = time.monotonic() + COMPARE_S
     for seed, rows in enumerate(CASES):
-        case = Case(rows, heads, tile_tokens, device, seed)
+        case = LayerCase(rows, heads, tile_tokens, device, seed)
         results, keys, values = case.expected()
         found = case.attended(attention)
         if not (_same(case.pool.keys[0], keys) and _same(case.pool.values[0], values)):
@@ -175,7 +175,7 @@ def replay_differs(
     """How a recorded decode, replayed with other numbers at the same addresses, differs from the
     same decode without a graph."""
     recorded, eager = (
-        Case(rows, heads, tile_tokens, device, seed) for seed, rows in enumerate(DECODES)
+        LayerCase(rows, heads, tile_tokens, device, seed) for seed, rows in enumerate(DECODES)
     )
     replay = record(lambda: recorded.attended(attention))
     recorded.copy_(eager)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.gpu.buckets import Bucket, Buckets, Load
+from runtime.gpu.buckets import Bucket, Buckets, IterationLoad
 from runtime.gpu.paged import Packed, arrays_of
 from runtime.gpu.tables import KeptTables, News
 from runtime.transfer import Array, padded_bytes, stage, views
@@ -38,8 +38,8 @@ class Ran:
     sent: list[Tensor]  # the further numbers that were sent with it
 
 
-def load_of(packed: Packed[Array]) -> Load:
-    return Load(
+def load_of(packed: Packed[Array]) -> IterationLoad:
+    return IterationLoad(
         len(packed.tokens),
         len(packed.rows),
         packed.singles,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.decoder import AddRMSNorm, Block, Gated, RMSNorm, Rotation, Turns
+from models.decoder import AddRMSNorm, DecoderBlock, Gated, RMSNorm, Rotation, Turns
 from models.gpt2 import AddNorm, GeluLinear
 from models.networks import Network
 
@@ -22,15 +22,15 @@ def adapt(network: Network, *, kernels: bool) -> None:
     if not kernels:
         return
     for module in list(network.modules()):
-        if isinstance(module, Block):
-            module.rotation = KernelRotation(module)
+        if isinstance(module, DecoderBlock):
+            module.rotation = TritonRotation(module)
         for name, child in list(module.named_children()):
             if isinstance(child, AddRMSNorm):
-                setattr(module, name, KernelAddRMSNorm(child))
+                setattr(module, name, TritonAddRMSNorm(child))
             elif isinstance(child, RMSNorm):
-                setattr(module, name, KernelRMSNorm(child))
+                setattr(module, name, TritonRMSNorm(child))
             elif isinstance(child, Gated):
-                setattr(module, name, KernelGated(child))
+                setattr(module, name, TritonGated(child))
             elif isinstance(child, AddNorm):
                 setattr(module, name, KernelAddNorm(child))
             elif isinstance(child, GeluLinear) and child.approximate == "tanh":
@@ -65,7 +65,7 @@ class KernelGeluLinear(nn.Module):
         return found
 
 
-class KernelRMSNorm(nn.Module):
+class TritonRMSNorm(nn.Module):
     """An RMSNorm in one launch."""
 
     def __init__(self, norm: RMSNorm) -> None:
@@ -79,7 +79,7 @@ class KernelRMSNorm(nn.Module):
         return found
 
 
-class KernelAddRMSNorm(KernelRMSNorm):
+class TritonAddRMSNorm(TritonRMSNorm):
     """An AddRMSNorm in one launch."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -89,7 +89,7 @@ class KernelAddRMSNorm(KernelRMSNorm):
         return found
 
 
-class KernelGated(nn.Module):
+class TritonGated(nn.Module):
     """A Gated in one launch."""
 
     def __init__(self, gated: Gated) -> None:
@@ -103,10 +103,10 @@ class KernelGated(nn.Module):
         return found
 
 
-class KernelRotation(Rotation):
+class TritonRotation(Rotation):
     """A Rotation in one launch, in place."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: DecoderBlock) -> None:
         super().__init__(block.rotation.query_scale)
 
     def forward(

@@ -68,7 +68,7 @@ class Need:
     """Held by a request that needs a constraint compiled."""
 
 
-class Kept:
+class CompiledOnce:
     """What was made of a constraint, and the shared need for it, if a request has one."""
 
     def __init__(self, future: Future[Compiled]) -> None:
@@ -98,7 +98,7 @@ class Grammars:
         self._checkers: LifoQueue[Checker] = LifoQueue()  # a single one serves most servers
         for _ in range(AT_ONCE):
             self._checkers.put(Checker(LIMITS))
-        self._kept: OrderedDict[Constraint, Kept] = OrderedDict()
+        self._kept: OrderedDict[Constraint, CompiledOnce] = OrderedDict()
         self._characters = 0  # of the kept ones
 
     def load(self) -> None:
@@ -208,20 +208,20 @@ class Grammars:
 
     # --- keeping, with the lock -------------------------------------------------------------
 
-    def _find(self, constraint: Constraint) -> Kept | None:
+    def _find(self, constraint: Constraint) -> CompiledOnce | None:
         kept = self._kept.get(constraint)
         if kept is not None:
             self._kept.move_to_end(constraint)
         return kept
 
-    def _keep(self, constraint: Constraint, future: Future[Compiled]) -> Kept:
+    def _keep(self, constraint: Constraint, future: Future[Compiled]) -> CompiledOnce:
         """In the place of an older one of the same constraint, whose need remains."""
         if (kept := self._find(constraint)) is not None:
             kept.future = future
             return kept
         free = [one for one, other in self._kept.items() if not other.needed]
         free.sort(key=lambda one: not self._kept[one].refused)  # those go first
-        kept = self._kept[constraint] = Kept(future)
+        kept = self._kept[constraint] = CompiledOnce(future)
         self._characters += len(constraint.text)
         for one in free:
             if len(self._kept) <= KEPT and self._characters <= KEPT_CHARACTERS:

@@ -17,7 +17,7 @@ class Place(Protocol):
         """Writes the mask of the token that comes next."""
 
 
-class Row(Protocol):
+class ConstrainedRow(Protocol):
     @property
     def matching(self) -> Place | None: ...
 
@@ -28,7 +28,7 @@ class Masks:
     bits: NDArray[np.int32]  # [M, ceil(V / 32)], bit i % 32 of word i // 32 is token i
 
 
-def masks_of(rows: Sequence[Row], vocab_size: int) -> Masks | None:
+def masks_of(rows: Sequence[ConstrainedRow], vocab_size: int) -> Masks | None:
     """None if no row has a constraint. What is beyond the vocabulary, where the network is wider,
     stays forbidden."""
     own = [(i, row.matching) for i, row in enumerate(rows) if row.matching is not None]

@@ -62,7 +62,7 @@ def pack_linears(network: nn.Module, *, invariant: bool = False) -> dict[str, st
         chosen[precision] = choose(precision, shapes, invariant=invariant)
     names = agreed(
         [
-            Offer(
+            KernelOffer(
                 chosen[p.precision][p.shape].name, list(_allowed(available[p.precision], invariant))
             )
             for p in places
@@ -92,24 +92,24 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class KernelOffer:
     """For one layer: the variant that a rank would take, and all that it has."""
 
     chosen: str
     available: Sequence[str]
 
 
-def agreed(offers: Sequence[Offer]) -> list[str]:
+def agreed(offers: Sequence[KernelOffer]) -> list[str]:
     """The variant for each layer. Shards of one network take the same: that of rank 0, or of the
     next rank whose choice all have; their machines may differ."""
     if not dist.is_initialized():
         return [offer.chosen for offer in offers]
-    ranks: list[Sequence[Offer]] = [()] * dist.get_world_size()
+    ranks: list[Sequence[KernelOffer]] = [()] * dist.get_world_size()
     dist.all_gather_object(ranks, offers)
     return [common(layer) for layer in zip(*ranks, strict=True)]
 
 
-def common(offers: Sequence[Offer]) -> str:
+def common(offers: Sequence[KernelOffer]) -> str:
     """Of one layer, by rank. Every rank has torch's own."""
     shared = set[str].intersection(*(set(offer.available) for offer in offers))
     return next((offer.chosen for offer in offers if offer.chosen in shared), "torch")

@@ -59,7 +59,7 @@ EVERYTHING = Wants()
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class KnownTokens:
     """The known tokens of each row."""
 
     ids: Tensor  # [R, L] int64, padded with any id of the row; without penalties L may be 1
@@ -95,7 +95,7 @@ class Drawing:
     """How the rows of a batch draw."""
 
     asked: Asked
-    history: History
+    history: KnownTokens
     wants: Wants = EVERYTHING
     allowed: Allowed | None = None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels import sampling_library
 from requested import Sampling
 from runtime.grammar.masks import Masks
-from runtime.sampling.drawing import Allowed, Asked, Drawing, History, Wants
+from runtime.sampling.drawing import Allowed, Asked, Drawing, KnownTokens, Wants
 from runtime.transfer import send
 from seams import Opening
 
@@ -62,14 +62,14 @@ class Sampler:
         self._kernel = kernel
         self._ids: list[Sequence[int]] = []
         self._known: list[int] = []
-        self._batch: Batch | None = None
+        self._batch: StagedBatch | None = None
 
     def warm_up(self, logits: Tensor) -> None:
         """Draws after logits `[1, V]` in all ways that Triton compiles separately, so that no
         request waits for it."""
         for sampling in KINDS:
             row = Opening(0, (0,), 1, sampling)
-            Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
+            StagedBatch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
 
     def draw(
         self,
@@ -87,13 +87,13 @@ class Sampler:
                 learn()
             # not the rows themselves, which may hold more than they know; a row's list is its own
             self._ids = ids
-            self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
+            self._batch = StagedBatch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
         elif known != self._known:
             self._batch.skip_to(known)
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits, masks)
 
-    def _continues(self, batch: Batch, ids: list[Sequence[int]], known: list[int]) -> bool:
+    def _continues(self, batch: StagedBatch, ids: list[Sequence[int]], known: list[int]) -> bool:
         """Whether the batch is staged: as it was drawn for, or where its tokens do not matter, also
         with rows to which some were added since."""
         return (
@@ -103,7 +103,7 @@ class Sampler:
         )
 
 
-class Batch:
+class StagedBatch:
     """Rows that draw together, token after token, while the staged tensors have space."""
 
     def __init__(
@@ -250,7 +250,7 @@ def _is_penalised(sampling: Sampling) -> bool:
     )
 
 
-def history_of(rows: Sequence[Known], device: torch.device) -> History:
+def history_of(rows: Sequence[Known], device: torch.device) -> KnownTokens:
     """The known tokens of `rows`; their ids only if a row has a penalty."""
     known = [len(row.ids) for row in rows]
     penalised = any(_is_penalised(row.sampling) for row in rows)
@@ -259,4 +259,4 @@ def history_of(rows: Sequence[Known], device: torch.device) -> History:
         for i, row in enumerate(rows):
             ids[i] = row.ids[0]
             ids[i, : known[i]] = row.ids
-    return History(*send([ids, np.array(known)], device))
+    return KnownTokens(*send([ids, np.array(known)], device))

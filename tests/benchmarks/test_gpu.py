@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.on_gpu.points import Point, read, tables
+from benchmarks.on_gpu.points import TableRow, read, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ runpy.run_path("benchmarks/gpu.py", run_name="__main__")
 BARE = HIDDEN + RUN
 
 
-def run(arguments: Sequence[str], cache: Path, *, code: str = BARE) -> list[Point]:
+def run(arguments: Sequence[str], cache: Path, *, code: str = BARE) -> list[TableRow]:
     out = cache / "out"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--tiny", "--device", "cpu", "--out", str(out)],
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str], cache: Path, *, code: str = BARE) -> list[Poin
     return points
 
 
-def left_out(points: Sequence[Point]) -> dict[str, str]:
+def left_out(points: Sequence[TableRow]) -> dict[str, str]:
     found = [point.row for point in points if point.table == "left out"]
     return {str(row["what"]): str(row["why"]) for row in found}
 
@@ -109,10 +109,10 @@ def hang(options, emit):
     time.sleep(600)
 
 gpu.parts_of = lambda call, points, tiny: [
-    gpu.Part("hangs", 3.0, hang),
-    gpu.Part("crashes", 60.0, lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
-    gpu.Part("fails", 60.0, lambda *_: 1 / 0),
-    gpu.Part("the device", 60.0, gpu.trivial),
+    gpu.GpuPart("hangs", 3.0, hang),
+    gpu.GpuPart("crashes", 60.0, lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
+    gpu.GpuPart("fails", 60.0, lambda *_: 1 / 0),
+    gpu.GpuPart("the device", 60.0, gpu.trivial),
 ]
 gpu.main()
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.limits import Limits, Pass, bytes_of, least_seconds, operations_of
+from benchmarks.limits import Bounds, Pass, bytes_of, least_seconds, operations_of
 from models.gpt2 import GPT, GPTConfig
 from models.networks import make
 from models.shapes import SHAPES
@@ -41,8 +41,8 @@ def test_a_decoder_reads_its_own_weights_and_the_keys_of_its_own_heads() -> None
 
 def test_the_slower_of_reading_and_computing_decides() -> None:
     for limits, whole in (
-        (Limits(1.0, {"bfloat16": 1e30}), bytes_of(PROMPT, CONFIG, "bfloat16")),
-        (Limits(1e30, {"bfloat16": 1.0}), operations_of(PROMPT, CONFIG)),
+        (Bounds(1.0, {"bfloat16": 1e30}), bytes_of(PROMPT, CONFIG, "bfloat16")),
+        (Bounds(1e30, {"bfloat16": 1.0}), operations_of(PROMPT, CONFIG)),
     ):
         found = least_seconds([PROMPT, PROMPT], CONFIG, "bfloat16", limits)
         assert found == pytest.approx(2 * whole)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.hostile import __main__ as neighbours
-from benchmarks.long_prompts import Played
+from benchmarks.long_prompts import LongPromptsRun
 from benchmarks.modes.original import run_original
 from model import LoadOptions, load_model
 from models.weights.checkpoint import load_network
@@ -20,7 +20,7 @@ def test_a_stall_is_the_itl_to_that_of_the_same_tokens_without_the_prompts() -> 
     alone_s[70] = 9.0  # something else ran on the machine
     beside_s = np.linspace(1.0, 2.0, 101)
     beside_s[60:90] *= 2.5
-    played = Played(beside_s, slice(60, 90), 0.0, 1.0, alone_s)
+    played = LongPromptsRun(beside_s, slice(60, 90), 0.0, 1.0, alone_s)
     assert played.stall() == pytest.approx(2.5, rel=0.02)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Table, func, select, text
 
-from deferred.entities import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
+from deferred.entities import Batch, BatchUsage, Item, LineResult, NewBatch, NewItem, Unrun
 from deferred.store import JobStore
 from deferred.store.schema import metadata
 
@@ -62,9 +62,9 @@ def claim(store: JobStore, n: int, worker: str = WORKER) -> list[Item]:
     return store.items.claim(worker, MODEL, n, NOW_S)
 
 
-def result(item: Item, succeeded: bool = True) -> Result:
+def result(item: Item, succeeded: bool = True) -> LineResult:
     text = json.dumps({"custom_id": item.custom_id, "attempt": item.lease.attempt}).encode()
-    return Result(item.lease, succeeded, text, Usage(3, 1, 5))
+    return LineResult(item.lease, succeeded, text, BatchUsage(3, 1, 5))
 
 
 def unrun(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:

@@ -10,18 +10,18 @@ from typing import Any, NoReturn
 
 import pytest
 
-from deferred.entities import Batch, Usage
+from deferred.entities import Batch, BatchUsage
 from deferred.errors import StoreUnavailableError
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
-from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
+from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, JobWorker, LineAnswer, NotNowError
 from engine.inference import Inference
 from requested import Sampling
 from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
 from tests.support.process import PATIENCE_S, eventually
 
 WINDOW = 8
-GOOD = Answer(200, {"good": True}, Usage(3, 0, 5))
+GOOD = LineAnswer(200, {"good": True}, BatchUsage(3, 0, 5))
 
 
 class Endpoints:
@@ -33,7 +33,7 @@ class Endpoints:
         self.open: list[HeldCall] = []
         self.most_open = 0
         self.held = self.admitting = self.closed = False
-        self.answers: dict[bytes, list[Answer]] = {}
+        self.answers: dict[bytes, list[LineAnswer]] = {}
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
@@ -68,7 +68,7 @@ class HeldCall:
         self.ended = True
         self.updated.set()
 
-    def read(self) -> Answer | None:
+    def read(self) -> LineAnswer | None:
         if not self.ended:
             return None
         self.endpoints.open.remove(self)
@@ -86,8 +86,8 @@ def endpoints() -> Endpoints:
 
 
 @contextmanager
-def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator[Worker]:
-    worker = Worker(store, endpoints, name=name, model=MODEL, window=WINDOW)
+def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator[JobWorker]:
+    worker = JobWorker(store, endpoints, name=name, model=MODEL, window=WINDOW)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -136,7 +136,7 @@ def test_every_line_is_recorded_once_and_no_more_are_in_hand_than_allowed(
     assert endpoints.most_open == most
     ended = finalised(sqlite_store, batch)
     assert len(written(sqlite_store, ended.output_file_id)) == len(endpoints.begun) == 30
-    assert ended.usage == Usage(90, 0, 150)
+    assert ended.usage == BatchUsage(90, 0, 150)
 
 
 def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
@@ -145,7 +145,7 @@ def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
     endpoints.held = True
     window = 3 * BURST_LINES
     begun(sqlite_store, window)
-    worker = Worker(
+    worker = JobWorker(
         sqlite_store, endpoints, name="w1", model=MODEL, window=window, hurried=lambda: True
     )
     for lines in (BURST_LINES, 2 * BURST_LINES):
@@ -157,10 +157,10 @@ def test_a_refusal_is_the_lines_error_and_a_failure_is_retried_a_limited_number_
     sqlite_store: JobStore, endpoints: Endpoints
 ) -> None:
     batch = begun(sqlite_store, 3)
-    failure = Answer(500, {"error": "failed"}, Usage())
+    failure = LineAnswer(500, {"error": "failed"}, BatchUsage())
     endpoints.answers[b'{"prompt":"1"}'] = [failure] * (MOST_TRIES - 1)
     endpoints.answers[b'{"prompt":"2"}'] = [failure] * 10
-    endpoints.answers[b'{"prompt":"3"}'] = [Answer(400, {"error": "no"}, Usage())]
+    endpoints.answers[b'{"prompt":"3"}'] = [LineAnswer(400, {"error": "no"}, BatchUsage())]
     with working(sqlite_store, endpoints):
         eventually(lambda: done(sqlite_store, batch) == 3)
     ended = finalised(sqlite_store, batch)

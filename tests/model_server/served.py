@@ -20,7 +20,7 @@ from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, register, serve
 from model_server.serving.service import ModelService
-from model_server.serving.worker import ShardFailedError, Worker
+from model_server.serving.worker import ShardFailedError, ShardWorker
 from model_server.shards import Shard
 from model_server.supervisor import Supervisor
 from model_server.wire import model_pb2_grpc
@@ -76,7 +76,7 @@ def served(
     access = access or Access()
     failures = list[str]()
     service = ModelService(
-        Worker(), mode, max_batch_size, addresses, addresses.index(address), failures.append
+        ShardWorker(), mode, max_batch_size, addresses, addresses.index(address), failures.append
     )
     calls = Calls(service)
     server = grpc.server(ThreadPoolExecutor(8), interceptors=access.guards(), options=OPTIONS)
@@ -154,7 +154,7 @@ def hash_shards(addresses: list[str]) -> list[Shard]:
 
 def main(address: str, rank: str, addresses: str) -> None:
     logging.basicConfig(level="INFO")
-    service = ModelService(Worker(), "dynamic", 64, addresses.split(","), int(rank), fail)
+    service = ModelService(ShardWorker(), "dynamic", 64, addresses.split(","), int(rank), fail)
     model = HashModel(step_s=0.005, block_tokens=4)  # so that deaths find iterations in flight
     end_with_parent(ORPHAN_S)
     os._exit(serve(service, lambda: model, address, Access()))

@@ -9,21 +9,21 @@ from contextlib import nullcontext
 
 import pytest
 
-from model_server.supervisor import REFUSED, Group, Program, Supervisor
+from model_server.supervisor import REFUSED, Command, ProcessGroup, Supervisor
 from tests.model_server.served import running
 from tests.support.process import eventually
 
 PATIENT = "import signal, sys; print('up', flush=True); signal.pause()"
 
 
-def program(name: str, code: str, *, ready: bool) -> Program:
+def program(name: str, code: str, *, ready: bool) -> Command:
     command = [sys.executable, "-S", "-c", code]
-    return Program(name, command, dict(os.environ), lambda: nullcontext(lambda: ready))
+    return Command(name, command, dict(os.environ), lambda: nullcontext(lambda: ready))
 
 
-def group(*names: str) -> Group:
+def group(*names: str) -> ProcessGroup:
     programs = [program(name, PATIENT, ready=True) for name in names]
-    return Group(lambda: programs, end_within_s=10.0)
+    return ProcessGroup(lambda: programs, end_within_s=10.0)
 
 
 def test_the_processes_of_a_group_are_restarted_together_and_others_stay(
@@ -48,7 +48,7 @@ def test_the_processes_of_a_group_are_restarted_together_and_others_stay(
 
 
 def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all() -> None:
-    failing = Group(lambda: [program("x", "pass", ready=False)], end_within_s=1.0)
+    failing = ProcessGroup(lambda: [program("x", "pass", ready=False)], end_within_s=1.0)
     supervisor = Supervisor([group("a"), failing])
     assert supervisor.run() == REFUSED
     assert supervisor.processes == []

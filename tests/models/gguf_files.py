@@ -60,7 +60,7 @@ def write_gguf(
         values = as_stored(hub_name, tensor, architecture, config)
         of = (others or {}).get(name, kind) if values.ndim == 2 else Kind.F32
         if of in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):  # which the package cannot quantise
-            data = random_blocks(of, *values.shape, 0.1)
+            data = random_blocks(of, values.shape[0], values.shape[1], 0.1)
         else:
             data = gguf.quants.quantize(values, of)
         writer.add_tensor(name, data, raw_dtype=of)

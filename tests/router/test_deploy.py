@@ -18,7 +18,7 @@ import yaml
 from launcher import tgi
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
-from router.config import Config, parse_args
+from router.config import RouterConfig, parse_args
 from serving.config import Config as ServerConfig
 from web.browsers import Rules, host_names
 
@@ -33,7 +33,7 @@ KUBERNETES_VERSION = "1.37.0"
 EXTENSIONS = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "Kustomization"}
 Object = dict[str, Any]
 
-ROUTER_VARIABLES = {name for option in Config.declared() for name in option.variables}
+ROUTER_VARIABLES = {name for option in RouterConfig.declared() for name in option.variables}
 SERVER_VARIABLES = {
     name
     for program in (ServerConfig, LauncherConfig, ServeConfig)

@@ -12,12 +12,12 @@ KEYS = ("arguments", "parameters")  # of a call's arguments, whichever the model
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     name: str
     arguments: str  # a JSON object
 
 
-def read_calls(text: str, names: Collection[str]) -> Sequence[Call] | None:
+def read_calls(text: str, names: Collection[str]) -> Sequence[WrittenCall] | None:
     """Of an object or an array of them; None unless each one calls one of `names`."""
     try:
         value = _decoder.decode(text)
@@ -27,7 +27,7 @@ def read_calls(text: str, names: Collection[str]) -> Sequence[Call] | None:
     return calls if calls and all(call.name in names for call in calls) else None
 
 
-def _call(value: Any) -> Call:
+def _call(value: Any) -> WrittenCall:
     """Raises ValueError. Arguments that are left out are none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("a call is an object with a name")
@@ -36,7 +36,7 @@ def _call(value: Any) -> Call:
         arguments = _decoder.decode(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("arguments are an object")
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return WrittenCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _finite(text: str) -> float:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from api.http.errors import ApiError, internal_error
 from api.jobs.store import explain
-from api.responses.call import Call
+from api.responses.call import ResponseCall
 from api.responses.stored.events import EventLogs
 from api.responses.stored.kept import Kept
 from api.service import Service
@@ -27,9 +27,9 @@ class Background:
         self._kept = kept
         self._executor = executor
         self._logs = logs
-        self._running: dict[str, Call] = {}
+        self._running: dict[str, ResponseCall] = {}
 
-    def follow(self, call: Call) -> None:
+    def follow(self, call: ResponseCall) -> None:
         """Call it before the requests are submitted. The stored response gets its end."""
         if call.wanted.stream:
             self._logs.open(call.id)
@@ -53,7 +53,7 @@ class Background:
         if (call := self._running.pop(response_id, None)) is not None:
             self._service.cancel(*call.generation.inferences)
 
-    def _read(self, call: Call) -> Iterator[None]:
+    def _read(self, call: ResponseCall) -> Iterator[None]:
         """Continues at each update."""
         output = call.output
         try:

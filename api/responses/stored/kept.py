@@ -8,7 +8,7 @@ from typing import cast
 
 from api.http.errors import ApiError
 from api.jobs.store import explain
-from api.responses.call import Call
+from api.responses.call import ResponseCall
 from api.responses.items import as_json
 from api.responses.shapes import GeneratedResponse, InputItem, OutputItem
 from deferred.entities import NewResponse
@@ -65,7 +65,7 @@ class Kept:
             items += json.loads(response.body)["output"]
         return newest.number, items
 
-    def create(self, call: Call) -> None:
+    def create(self, call: ResponseCall) -> None:
         """A response in the background has not ended yet."""
         now_s, response = time.time(), call.output.response
         lost_at = None

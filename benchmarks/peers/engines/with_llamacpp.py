@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks.peers.runner import Engine, Task
+from benchmarks.peers.runner import PeerEngine, Task
 
 STEP_TOKENS = 4096  # the work's prompts in one call
 
 
-def load(task: Task) -> Engine:
+def load(task: Task) -> PeerEngine:
     import llama_cpp
     import numpy as np
 
@@ -73,7 +73,7 @@ def load(task: Task) -> Engine:
         return outputs
 
     kind = "float32" if in_float32 else "float16"
-    return Engine(generate, f"{threads} threads, keys and values in {kind}, sequences apart")
+    return PeerEngine(generate, f"{threads} threads, keys and values in {kind}, sequences apart")
 
 
 def _add(batch: Any, place: int, position: int, tokens: list[int]) -> int:

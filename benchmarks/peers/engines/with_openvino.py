@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.peers.runner import Engine, Task
+from benchmarks.peers.runner import PeerEngine, Task
 
 KV_BLOCKS_GIB = 4
 
 
-def load(task: Task) -> Engine:
+def load(task: Task) -> PeerEngine:
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -37,7 +37,7 @@ def load(task: Task) -> Engine:
         return [list(answer.m_generation_ids[0]) for answer in answers]
 
     precision = "its default precision" if task.dtype == "int8" else task.dtype
-    return Engine(generate, f"continuous batching, {precision}, KV cache of its default type")
+    return PeerEngine(generate, f"continuous batching, {precision}, KV cache of its default type")
 
 
 def _converted(folder: Path, *, int8: bool) -> Path:

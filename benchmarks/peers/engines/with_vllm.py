@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.peers.runner import Engine, Task
+from benchmarks.peers.runner import PeerEngine, Task
 
 
-def load(task: Task) -> Engine:
+def load(task: Task) -> PeerEngine:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import torch
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -33,7 +33,7 @@ def load(task: Task) -> Engine:
 
     rest = "W8A8, all else and the head in bfloat16, " if int8 else ""
     loaded = [Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
-    return Engine(
+    return PeerEngine(
         generate,
         f"compiled, {rest}preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} "
         f"threads bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}, no prefix cache",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduling.composed import Attained, Order, Turns
+from scheduling.composed import Attained, EndUserTurns, Order
 from seams import Request, Served, View
 
 PROMPT_TOKEN, GENERATED_TOKEN = 1.0, 2.0
@@ -26,7 +26,7 @@ class VTC(Order):
         self.served = Attained()  # by user
         self._prompts = Attained()  # requests whose prompts were charged
         self._chosen: dict[int, float] = {}  # by user: what the present plan is about to add
-        self._turns = Turns()
+        self._turns = EndUserTurns()
 
     def group(self, request: Request) -> int:
         return request.user

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from api.http import turns
 from api.http.departed import Departures
 from api.http.errors import ApiError
-from api.http.turns import PER_S, SHORT, Turns
+from api.http.turns import PER_S, SHORT, EncodingTurns
 from api.http.worker.incoming import BYTES_PER_S, MOST_HEAD_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, Intake
 from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
@@ -370,7 +370,7 @@ LONG = SHORT + 1
 @pytest.mark.parametrize("fails", [False, True])
 def test_after_a_turn_there_is_none_for_twice_as_long(fails: bool) -> None:
     now_s, slept_s = [100.0], list[float]()
-    turn = Turns(lambda: now_s[0], slept_s.append).of
+    turn = EncodingTurns(lambda: now_s[0], slept_s.append).of
     with contextlib.suppress(KeyError), turn(LONG):
         now_s[0] += 0.5
         if fails:
@@ -386,7 +386,7 @@ def test_a_long_text_that_waits_for_long_is_refused_and_a_short_one_never_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(turns, "MOST_WAIT_S", 0.0)
-    turn = Turns().of
+    turn = EncodingTurns().of
     refusal = pytest.raises(ApiError, match="other long texts")
     with turn(LONG), turn(SHORT), refusal as refused, turn(LONG):
         pass

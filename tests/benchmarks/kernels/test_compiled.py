@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, Compiled
+from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, CompiledKernel
 
 KERNELS = {
     "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "rms_norm",
@@ -23,16 +23,16 @@ KERNELS = {
 SCORES = ("race", "peak", "narrow")  # what their kernels' names begin with
 
 
-def compiled(*options: str) -> list[Compiled]:
+def compiled(*options: str) -> list[CompiledKernel]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.kernels.compiled", "--json", *options],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+    return [CompiledKernel(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def check(found: Sequence[Compiled]) -> None:
+def check(found: Sequence[CompiledKernel]) -> None:
     for kernel in found:
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.target], kernel
         assert kernel.stack_bytes == 0, kernel

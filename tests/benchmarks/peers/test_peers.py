@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.bare import Job
 from benchmarks.harness.turns import Ratio
-from benchmarks.limits import Limits, Pass
+from benchmarks.limits import Bounds, Pass
 from benchmarks.peers import results, work
 from client.experiment import Experiment, Found
 from models.gpt2 import GPTConfig
 
 
-class SmallWork(work.Work):
+class SmallWork(work.PeerWork):
     """Two requests, without a checkpoint."""
 
     def __init__(self, scratch: Path) -> None:
@@ -24,7 +24,7 @@ class SmallWork(work.Work):
         self.jobs = [Job([1], 2), Job([2, 3], 1)]
 
 
-def run(tmp_path: Path, program: str) -> results.Result:
+def run(tmp_path: Path, program: str) -> results.PeerResult:
     """A program in the place of a runner."""
     script = tmp_path / "runner.py"
     script.write_text(f"import json, pathlib, sys\n{program}\n")
@@ -53,14 +53,14 @@ def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: P
         "int8 fast": (80, 96, 64),
     }
     rounds = {
-        side: [results.Result(2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
+        side: [results.PeerResult(2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
         for side, tokens in speeds.items()
     }
-    rounds["float32 broken"] = [results.Result(2, error="no tokens")] * 3
+    rounds["float32 broken"] = [results.PeerResult(2, error="no tokens")] * 3
     ran = Found(Experiment(dict.fromkeys(rounds, int), results.METRICS, results.OURS), rounds)
     found = [results.of_precision(ran, dtype) for dtype in ("float32", "int8")]
     assert list(found[0].turns) == ["ours", "slow"]
-    limits = Limits(1e9, {"float32": 1e9})
+    limits = Bounds(1e9, {"float32": 1e9})
     told = results.summary(found, limits, SmallWork(tmp_path).least_seconds)
     ((_, name, best), *_) = told
     assert name == "ours / the best peer (fast in int8)"

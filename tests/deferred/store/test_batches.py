@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deferred.entities import Batch, Duplicate, NewBatch, NewItem, RequestCounts, Usage
+from deferred.entities import Batch, BatchUsage, Duplicate, NewBatch, NewItem, RequestCounts
 from deferred.errors import IdempotencyMismatchError, LeaseLostError, NotFoundError
 from deferred.store import JobStore, open_store
 from deferred.store.schema import CHUNK_BYTES, file_chunks
@@ -48,7 +48,7 @@ def test_a_new_batch_says_what_was_asked_for_as_often_as_its_key_is_sent(store: 
         store.batches.create(OWNER, other, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
     assert (batch.spec, batch.status) == (spec, "validating")
     assert (batch.created_at, batch.expires_at) == (NOW_S, NOW_S + 9)
-    assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
+    assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), BatchUsage(), ())
 
 
 def test_a_batch_takes_its_owners_file_alone_and_its_key_is_theirs(store: JobStore) -> None:

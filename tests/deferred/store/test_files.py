@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deferred.entities import File, NewBatch, Result
+from deferred.entities import File, LineResult, NewBatch
 from deferred.errors import FileTooLargeError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
 from deferred.store.files import ABANDONED_S
@@ -164,7 +164,7 @@ def test_a_batch_counts_with_its_lines_until_it_ends_and_results_are_never_refus
     store.items.add(batch_id, WORKER, jobs.new_items(1))
     store.batches.start(batch_id, WORKER, NOW_S)
     (item,) = jobs.claim(store, 1)
-    assert store.items.save(WORKER, [Result(item.lease, True, b"x" * QUOTA)]) == 1
+    assert store.items.save(WORKER, [LineResult(item.lease, True, b"x" * QUOTA)]) == 1
     assert stored(store) == QUOTA // 2 + 2 * 10 + QUOTA
     with pytest.raises(QuotaExceededError):
         upload(store, quota_bytes=QUOTA)

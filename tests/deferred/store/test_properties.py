@@ -15,15 +15,15 @@ from sqlalchemy import Connection
 
 from deferred.entities import (
     Batch,
+    BatchProgress,
     BatchStatus,
+    BatchUsage,
     Item,
     ItemState,
     LineError,
     NewItem,
-    Progress,
     RequestCounts,
     Unrun,
-    Usage,
 )
 from deferred.errors import LeaseLostError, StatusConflictError
 from deferred.store import open_store
@@ -104,7 +104,7 @@ class Job:
         n = self.count("completed", "failed")
         counts = RequestCounts(len(self.lines), *(self.count(state) for state in STATES[2:]))
         assert (batch.status, batch.counts) == (self.status, counts)
-        assert batch.usage == Usage(3 * n, n, 5 * n)
+        assert batch.usage == BatchUsage(3 * n, n, 5 * n)
         assert [getattr(batch, f"{of}_at") for of in TIMES] == [self.times.get(of) for of in TIMES]
         assert batch.errors == (ERRORS if self.status == "failed" else ())
         outputs = self.count("completed") if self.status in ENDS else 0
@@ -412,7 +412,7 @@ class Walk:
             assert job.id == batch.id
             job.require_shown(batch)
         deadlines = [job.expires_at for job in jobs if job.status == "in_progress" and job.open]
-        assert self.store.progress() == Progress(
+        assert self.store.progress() == BatchProgress(
             Counter(job.status for job in jobs),
             {state: len(self.lines(state)) for state in STATES},
             min(deadlines, default=None),

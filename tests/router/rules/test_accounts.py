@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rules.breaker import CLOSE_AFTER, LEAST_FAILURES, REMEMBERED, Breaker, State
+from router.rules.breaker import CLOSE_AFTER, LEAST_FAILURES, REMEMBERED, Breaker, BreakerState
 from router.rules.breaker import WINDOW_S as VERDICTS_S
 
 
@@ -29,7 +29,7 @@ def test_it_opens_exactly_when_the_recent_rate_exceeds_the_limit(
         verdicts.append((now, failed))
         recent = [f for at, f in verdicts[-REMEMBERED:] if at > now - VERDICTS_S]
         bad = failed and sum(recent) >= LEAST_FAILURES and sum(recent) >= len(recent) / 2
-        assert (breaker.state(now) is State.OPEN) == bad
+        assert (breaker.state(now) is BreakerState.OPEN) == bad
         if bad:
             return
 
@@ -43,11 +43,11 @@ def test_half_open_lets_one_through_at_a_time_two_successes_close_it_and_a_failu
     assert breaker.admits(5.0)
     breaker.success(breaker.sent(5.0), 5.0)
     failing(breaker, 1, 6.0)
-    assert breaker.state(10.9) is State.OPEN
+    assert breaker.state(10.9) is BreakerState.OPEN
     for _ in range(CLOSE_AFTER):
-        assert breaker.state(11.0) is State.HALF_OPEN
+        assert breaker.state(11.0) is BreakerState.HALF_OPEN
         breaker.success(breaker.sent(11.0), 11.0)
-    assert breaker.state(11.0) is State.CLOSED
+    assert breaker.state(11.0) is BreakerState.CLOSED
 
 
 def test_verdicts_on_requests_sent_before_it_opened_do_not_count_after() -> None:
@@ -57,8 +57,8 @@ def test_verdicts_on_requests_sent_before_it_opened_do_not_count_after() -> None
     breaker.sent(5.0)
     breaker.success(old[0], 5.0)
     breaker.success(old[1], 5.0)
-    assert breaker.state(5.0) is State.HALF_OPEN
+    assert breaker.state(5.0) is BreakerState.HALF_OPEN
     breaker.failure(old[2], 5.0)
-    assert breaker.state(5.0) is State.HALF_OPEN
+    assert breaker.state(5.0) is BreakerState.HALF_OPEN
     breaker.began(old[3])
     assert not breaker.admits(5.0)

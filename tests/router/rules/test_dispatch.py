@@ -4,35 +4,34 @@ from dataclasses import replace
 
 import pytest
 
-from router.rules.breaker import LEAST_FAILURES, Breaker
-from router.rules.breaker import State as BreakerState
+from router.rules.breaker import LEAST_FAILURES, Breaker, BreakerState
 from router.rules.dispatch import Dispatcher
-from router.rules.fleet import Fleet
+from router.rules.fleet import Upstreams
 from router.rules.policies import LeastWork
-from router.rules.request import Limits, Outcome, RoutedRequest, State, outcome_of
+from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Spec, Upstream
 
 
-def fleet_of(*limits: int) -> Fleet:
-    fleet = Fleet()
+def fleet_of(*limits: int) -> Upstreams:
+    fleet = Upstreams()
     for i, limit in enumerate(limits):
         upstream = fleet.add(Spec(f"http://u{i}:1", limit), "test")
         upstream.probe_succeeded({"m": b"{}"}, 0.01)
     return fleet
 
 
-def dispatcher_over(fleet: Fleet) -> Dispatcher:
-    return Dispatcher(fleet, LeastWork(), Limits(max_attempts=3), lambda request: None)
+def dispatcher_over(fleet: Upstreams) -> Dispatcher:
+    return Dispatcher(fleet, LeastWork(), DispatchLimits(max_attempts=3), lambda request: None)
 
 
 def at(request: RoutedRequest) -> Upstream:
-    assert request.state is State.PLACED
+    assert request.state is RequestState.PLACED
     assert request.upstream is not None
     return request.upstream
 
 
 def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
-    fleet = Fleet()
+    fleet = Upstreams()
     fleet.add(Spec("http://env:1", 1), "environment")
     fleet.reconcile("file", [Spec("http://a:1", 1), Spec("http://b:1", 1)])
     kept = fleet.get("http://b:1")
@@ -49,7 +48,7 @@ POD, POD_SOURCE = Spec("http://10.0.0.1:1", 4, "key", models=("m",)), "dns+http:
 
 def test_a_removed_server_of_a_name_stays_away_while_the_name_lists_it() -> None:
     """As long as the configuration is not read again."""
-    fleet = Fleet()
+    fleet = Upstreams()
     for again in (lambda: fleet.reconcile(POD_SOURCE, []), fleet.forget_removals):
         fleet.reconcile(POD_SOURCE, [POD])
         fleet.remove(POD.url)
@@ -61,7 +60,7 @@ def test_a_removed_server_of_a_name_stays_away_while_the_name_lists_it() -> None
 
 
 def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
-    fleet = Fleet()
+    fleet = Upstreams()
     fleet.reconcile(POD_SOURCE, [POD])
     changed = fleet.add(replace(POD, limit=9), "admin")
     fleet.reconcile(POD_SOURCE, [POD])
@@ -73,15 +72,15 @@ def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
 @pytest.mark.parametrize(
     ("outcome", "statuses"),
     [
-        (Outcome.SUCCESS, [200, 399]),
-        (Outcome.REFUSED, [400, 404, 499, 501, 505]),
-        (Outcome.BUSY, [429, 503]),
-        (Outcome.SLOW, [504]),
-        (Outcome.FAILURE, [500, 502, 506, 599]),
+        (AttemptEnd.SUCCESS, [200, 399]),
+        (AttemptEnd.REFUSED, [400, 404, 499, 501, 505]),
+        (AttemptEnd.BUSY, [429, 503]),
+        (AttemptEnd.SLOW, [504]),
+        (AttemptEnd.FAILURE, [500, 502, 506, 599]),
     ],
 )
 def test_a_status_blames_the_server_only_where_it_failed(
-    outcome: Outcome, statuses: list[int]
+    outcome: AttemptEnd, statuses: list[int]
 ) -> None:
     assert {outcome_of(status) for status in statuses} == {outcome}
 
@@ -89,15 +88,15 @@ def test_a_status_blames_the_server_only_where_it_failed(
 @pytest.mark.parametrize(
     ("outcome", "requests", "attempts", "opened"),
     [
-        (Outcome.FAILURE, LEAST_FAILURES, 3, 1),  # the first that each was tried on
-        (Outcome.UNREACHABLE, LEAST_FAILURES, 3, 3),
-        (Outcome.SLOW, 10 * LEAST_FAILURES, 1, 0),
-        (Outcome.BUSY, 10 * LEAST_FAILURES, 1, 0),
-        (Outcome.DEPARTED, 10 * LEAST_FAILURES, 1, 0),
+        (AttemptEnd.FAILURE, LEAST_FAILURES, 3, 1),  # the first that each was tried on
+        (AttemptEnd.UNREACHABLE, LEAST_FAILURES, 3, 3),
+        (AttemptEnd.SLOW, 10 * LEAST_FAILURES, 1, 0),
+        (AttemptEnd.BUSY, 10 * LEAST_FAILURES, 1, 0),
+        (AttemptEnd.DEPARTED, 10 * LEAST_FAILURES, 1, 0),
     ],
 )
 def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_never(
-    outcome: Outcome, requests: int, attempts: int, opened: int
+    outcome: AttemptEnd, requests: int, attempts: int, opened: int
 ) -> None:
     fleet = fleet_of(1, 1, 1)
     dispatcher = dispatcher_over(fleet)
@@ -106,7 +105,7 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
         for attempt in range(attempts):
             if attempt:
                 dispatcher.retry(request, 0.0)
-            if request.state is not State.PLACED:  # all that it may try are open
+            if request.state is not RequestState.PLACED:  # all that it may try are open
                 break
             dispatcher.release(request, outcome, 0.0)
     states = [u.breaker.state(0.0) for u in fleet]
@@ -117,9 +116,9 @@ def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
     fleet = fleet_of(2)
     dispatcher = dispatcher_over(fleet)
     for _ in range(LEAST_FAILURES):
-        dispatcher.release(dispatcher.arrive("m", 0.0), Outcome.UNREACHABLE, 0.0)
+        dispatcher.release(dispatcher.arrive("m", 0.0), AttemptEnd.UNREACHABLE, 0.0)
     trial, waiting = dispatcher.arrive("m", 5.0), dispatcher.arrive("m", 5.0)
-    assert waiting.state is State.WAITING
+    assert waiting.state is RequestState.WAITING
     dispatcher.began(trial, 6.0)
     assert at(waiting) is at(trial)
 
@@ -130,16 +129,16 @@ def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_l
     dispatcher = dispatcher_over(fleet)
     for _ in range(50):
         request = dispatcher.arrive("m", 0.0, client="a", only=first)
-        dispatcher.release(request, Outcome.FAILURE, 0.0)
+        dispatcher.release(request, AttemptEnd.FAILURE, 0.0)
     assert first.breaker.state(0.0) is BreakerState.CLOSED
     first.breaker, failed = Breaker(open_s=5), 0
     while first.breaker.state(0.0) is BreakerState.CLOSED:
         first.in_flight, second.in_flight = 0, 1
         request = dispatcher.arrive("m", 0.0, client="a")
         assert at(request) is first
-        dispatcher.release(request, Outcome.FAILURE, 0.0)
+        dispatcher.release(request, AttemptEnd.FAILURE, 0.0)
         dispatcher.retry(request, 0.0)
         assert at(request) is second
-        dispatcher.release(request, Outcome.SUCCESS, 0.0)
+        dispatcher.release(request, AttemptEnd.SUCCESS, 0.0)
         failed += 1
     assert failed == LEAST_FAILURES

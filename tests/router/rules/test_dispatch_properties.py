@@ -10,15 +10,15 @@ import pytest
 
 from router.rules import budget
 from router.rules.dispatch import Dispatcher
-from router.rules.fleet import Fleet
-from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
-from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
+from router.rules.fleet import Upstreams
+from router.rules.policies import LeastWork, PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
+from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
 URLS = [f"http://u{i}:1" for i in range(4)]
-LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=2)
+LIMITS = DispatchLimits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=2)
 MODELS = ["a", "b"]
-POLICIES: list[Callable[[], Policy]] = [
+POLICIES: list[Callable[[], RoutingPolicy]] = [
     LeastWork,
     RoundRobin,
     PrefixAffinity,
@@ -53,8 +53,10 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
-        self.outcomes = [*Outcome, self.rng.choice([*Outcome])] + [Outcome.UNREACHABLE] * (seed % 8)
-        self.fleet = Fleet()
+        self.outcomes = [*AttemptEnd, self.rng.choice([*AttemptEnd])] + [AttemptEnd.UNREACHABLE] * (
+            seed % 8
+        )
+        self.fleet = Upstreams()
         self.requests: list[RoutedRequest] = []
         self.decisions: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()
@@ -68,19 +70,19 @@ class Walk:
     def decided(self, request: RoutedRequest) -> None:
         self.decisions[request.seq] += 1
         self.waited.discard(request.seq)
-        if request.state is State.REFUSED:
+        if request.state is RequestState.REFUSED:
             self.answers[request.seq] += 1
             if not request.bound:  # one that is bound ends as soon as its servers are lost
                 unknown = not self.serving(request.model) and self.complete
-                assert unknown is (request.refusal is Refusal.UNKNOWN_MODEL)
-                if request.refusal is Refusal.UNAVAILABLE:
+                assert unknown is (request.refusal is NoPlace.UNKNOWN_MODEL)
+                if request.refusal is NoPlace.UNAVAILABLE:
                     assert self.now >= self.may_wait_until(request)
-            assert (request.refusal is Refusal.TIMEOUT) <= (self.now >= request.deadline)
+            assert (request.refusal is NoPlace.TIMEOUT) <= (self.now >= request.deadline)
             return
         self.placed(request)
         overtaken = [
             t
-            for t in self.in_state(State.WAITING)
+            for t in self.in_state(RequestState.WAITING)
             if request.upstream in self.serving(t.model)
             and allowed(t, request.upstream)
             and (t.deferred, t.seq) < (request.deferred, request.seq)
@@ -93,19 +95,19 @@ class Walk:
         return max(since, request.arrived) + LIMITS.wait_for_s
 
     def placed(self, request: RoutedRequest) -> None:
-        assert request.state is State.PLACED
+        assert request.state is RequestState.PLACED
         assert request.upstream is not None
         self.placed_s[request.seq] = self.now
         if len(request.tried) == 1:
             self.known[request.upstream].sent.append(int(self.now))
 
-    def in_state(self, *states: State) -> list[RoutedRequest]:
+    def in_state(self, *states: RequestState) -> list[RoutedRequest]:
         return [t for t in self.requests if t.state in states]
 
     def on(self, upstream: Upstream) -> list[RoutedRequest]:
-        return [t for t in self.in_state(State.PLACED) if t.upstream is upstream]
+        return [t for t in self.in_state(RequestState.PLACED) if t.upstream is upstream]
 
-    def some(self, *states: State) -> list[RoutedRequest]:
+    def some(self, *states: RequestState) -> list[RoutedRequest]:
         """One of them, if there is any."""
         return self.rng.sample(found := self.in_state(*states), min(1, len(found)))
 
@@ -191,44 +193,44 @@ class Walk:
             )
             self.requests.append(request)
             assert (request.state, request.refusal) == expected
-            if request.state is State.PLACED:
+            if request.state is RequestState.PLACED:
                 self.placed(request)
-            elif request.state is State.WAITING:
+            elif request.state is RequestState.WAITING:
                 self.waited.add(request.seq)
             elif not self.decisions[request.seq]:
                 self.answers[request.seq] += 1
 
     def expected(
         self, model: str, deferred: bool, only: Upstream | None
-    ) -> tuple[State, Refusal | None]:
+    ) -> tuple[RequestState, NoPlace | None]:
         """Of a request that arrives now."""
         serving = self.serving(model)
         may = [u for u in serving if only in (None, u)]
         if any(self.free(u, deferred) for u in may):
-            return State.PLACED, None
+            return RequestState.PLACED, None
         if not serving and self.complete:
-            return State.REFUSED, Refusal.UNKNOWN_MODEL
+            return RequestState.REFUSED, NoPlace.UNKNOWN_MODEL
         beside = [
             t.deferred
-            for t in self.in_state(State.WAITING)
+            for t in self.in_state(RequestState.WAITING)
             if (t.model == model if serving else not self.serving(t.model))
         ]
         most = LIMITS.max_queue
         if len(beside) >= most or (deferred and sum(beside) >= most // 2):
-            return State.REFUSED, Refusal.QUEUE_FULL
+            return RequestState.REFUSED, NoPlace.QUEUE_FULL
         if only is not None and not any(self.usable(u) for u in may):
-            return State.REFUSED, Refusal.UNAVAILABLE
-        return State.WAITING, None
+            return RequestState.REFUSED, NoPlace.UNAVAILABLE
+        return RequestState.WAITING, None
 
     def first_byte(self) -> None:
-        for request in self.some(State.PLACED):
+        for request in self.some(RequestState.PLACED):
             self.dispatcher.began(request, self.now)
             assert request.upstream is not None
             if not request.deferred:  # a server may pause it
                 self.known[request.upstream].observe(self.now - self.placed_s[request.seq])
 
     def upstream_ends(self) -> None:
-        for request in self.some(State.PLACED):
+        for request in self.some(RequestState.PLACED):
             upstream, outcome = request.upstream, self.rng.choice(self.outcomes)
             assert upstream is not None
             known = self.known[upstream]
@@ -239,7 +241,7 @@ class Walk:
             self.dispatcher.release(request, outcome, self.now, pause)
             with pytest.raises(RuntimeError, match="holds no place"):
                 self.dispatcher.release(request, outcome, self.now)
-            if outcome is not Outcome.UNREACHABLE:
+            if outcome is not AttemptEnd.UNREACHABLE:
                 self.reached.add(request.seq)
             recent = [s for s in known.sent if s > int(self.now) - budget.WINDOW_S]
             retried = [s for s in known.retried if s > int(self.now) - budget.WINDOW_S]
@@ -250,7 +252,7 @@ class Walk:
                 and self.now < request.deadline
                 and len(retried) < budget.RATIO * len(recent) + budget.FLOOR
             )
-            if outcome in (Outcome.SUCCESS, Outcome.DEPARTED) or self.rng.random() < 0.2:
+            if outcome in (AttemptEnd.SUCCESS, AttemptEnd.DEPARTED) or self.rng.random() < 0.2:
                 may = False
             else:
                 assert self.dispatcher.may_retry(request, self.now) == may
@@ -261,16 +263,16 @@ class Walk:
                 self.requests.remove(request)
 
     def back_off_ends(self) -> None:
-        for request in self.some(State.RELEASED):
+        for request in self.some(RequestState.RELEASED):
             self.decisions[request.seq] = 0
             self.dispatcher.retry(request, self.now)
-            if request.state is State.WAITING:
+            if request.state is RequestState.WAITING:
                 self.waited.add(request.seq)
-            elif request.state is State.PLACED:
+            elif request.state is RequestState.PLACED:
                 self.placed(request)
 
     def client_leaves(self) -> None:
-        for request in self.some(State.WAITING, State.PLACED, State.RELEASED):
+        for request in self.some(RequestState.WAITING, RequestState.PLACED, RequestState.RELEASED):
             self.dispatcher.leave(request, self.now)
             self.waited.discard(request.seq)
             self.answers[request.seq] += 1
@@ -279,7 +281,7 @@ class Walk:
     # --- what always holds ------------------------------------------------------------------
 
     def require_account(self) -> None:
-        waiting = self.in_state(State.WAITING)
+        waiting = self.in_state(RequestState.WAITING)
         models = {t.model for t in waiting if not any(map(self.usable, self.serving(t.model)))}
         self.unserved = {model: self.unserved.get(model, self.now) for model in models}
         for upstream, known in self.known.items():
@@ -310,13 +312,13 @@ class Walk:
         for _ in range(steps):
             self.rng.choice([*rare, self.first_byte, *often, *often, *often])()
             self.require_account()
-        for request in self.in_state(State.RELEASED):
+        for request in self.in_state(RequestState.RELEASED):
             self.requests.remove(request)
         # While the placed ones run on, time alone must end every wait.
         self.time_passes(LIMITS.timeout_s + 1)
-        assert not self.in_state(State.WAITING), "lost in the queue"
-        for request in self.in_state(State.PLACED):
-            self.dispatcher.release(request, Outcome.SUCCESS, self.now)
+        assert not self.in_state(RequestState.WAITING), "lost in the queue"
+        for request in self.in_state(RequestState.PLACED):
+            self.dispatcher.release(request, AttemptEnd.SUCCESS, self.now)
             self.answers[request.seq] += 1
             self.requests.remove(request)
         assert all(u.in_flight == 0 for u in self.known)

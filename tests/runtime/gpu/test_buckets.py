@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.attention import Span, Spans
 from runtime.cache import BlockTable
-from runtime.gpu.buckets import MIXED, Buckets, Load
+from runtime.gpu.buckets import MIXED, Buckets, IterationLoad
 from runtime.gpu.graphs import load_of
 from runtime.gpu.paged import pack, splits_of
 from runtime.gpu.tables import KeptTables
@@ -43,7 +43,7 @@ def test_every_iteration_up_to_the_largest_size_has_a_graph(
     splits = splits_of(np.array([min(keys, context) for keys in decodes], dtype=int))
     tokens = sum(prompts) + len(decodes) + padding * bool(rows)
     has_splits = bool((splits > 1).any())
-    load = Load(tokens, rows, int(splits.sum()), pieces, rows, has_splits, shared=shared)
+    load = IterationLoad(tokens, rows, int(splits.sum()), pieces, rows, has_splits, shared=shared)
     buckets = Buckets(max_rows, context, TILE)
     found = buckets.fitting(load)
     if load.tokens <= min(max_rows * context, MIXED[-1]):

@@ -14,11 +14,11 @@ from model import LoadOptions, load_model
 from models.gpt2 import GPT
 from models.part import Part
 from runtime.gpu import choice
-from runtime.gpu.choice import GPU, DeviceError, Facts, choose, look
+from runtime.gpu.choice import GPU, DeviceError, DeviceFacts, choose, look
 from tests.runtime.gpu.pretend import pretend_gpus
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # of torch 2.13 for CUDA 13.0
-CUDA = Facts(torch="2.13.0+cu130", cuda="13.0", built_for=WHEEL)
+CUDA = DeviceFacts(torch="2.13.0+cu130", cuda="13.0", built_for=WHEEL)
 H100, V100 = GPU("NVIDIA H100", (9, 0)), GPU("Tesla V100", (7, 0))
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)"
 OLD_DRIVER = replace(CUDA, driver="470.223.02", complaint=TOO_OLD)
@@ -28,14 +28,14 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        (Facts(torch="2.13.0+cpu", driver="580"), "torch 2.13.0+cpu is a build without CUDA"),
+        (DeviceFacts(torch="2.13.0+cpu", driver="580"), "torch 2.13.0+cpu is a build without CUDA"),
         (OLD_DRIVER, f"cannot use it ({TOO_OLD}): install a newer driver, or a build of torch"),
         (replace(CUDA, driver="580", visible="7"), "another GPU than CUDA_VISIBLE_DEVICES=7"),
         (replace(OLD_DRIVER, in_reach=False), "this process may not use it: a container needs"),
         (replace(TWO, found=(V100,)), "no code for Tesla V100 (compute capability 7.0, driver"),
         (replace(TWO, built_for=("sm_80",)), "such as one for a newer CUDA"),
         # nothing, where there is no GPU or the user excludes it
-        (Facts(torch="2.13.0+cpu"), None),
+        (DeviceFacts(torch="2.13.0+cpu"), None),
         (CUDA, None),
         (replace(OLD_DRIVER, visible=""), None),
     ],
@@ -43,7 +43,7 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
          "CPU", "no GPU", "hidden"],
 )  # fmt: skip
 def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
-    facts: Facts, told: str | None
+    facts: DeviceFacts, told: str | None
 ) -> None:
     chosen = choose("auto", facts)
     assert chosen.device == torch.device("cpu")

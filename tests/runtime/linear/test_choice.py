@@ -16,7 +16,7 @@ import runtime.linear.layers
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.linear.blocks import BlockEmbedding, BlockKind, BlockLinear
 from runtime.linear.choice import (
-    Offer,
+    KernelOffer,
     agreed,
     is_batch_invariant,
     pack_linears,
@@ -86,9 +86,9 @@ def test_shards_take_the_first_choice_that_all_can_run(monkeypatch: pytest.Monke
         [("fma", "fma torch"), ("amx", "amx fma torch"), ("amx", "amx torch")],
         [("oneDNN", "fma oneDNN torch"), ("fma", "fma torch"), ("fma", "fma torch")],
     ]
-    offers = [[Offer(chosen, all_.split()) for chosen, all_ in rank] for rank in ranks]
+    offers = [[KernelOffer(chosen, all_.split()) for chosen, all_ in rank] for rank in ranks]
 
-    def gather(found: list[Sequence[Offer]], own: Sequence[Offer]) -> None:
+    def gather(found: list[Sequence[KernelOffer]], own: Sequence[KernelOffer]) -> None:
         assert own == offers[1]
         found[:] = offers
 
