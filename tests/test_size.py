@@ -20,23 +20,23 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9800,
-    "benchmarks": 5985,
+    "benchmarks": 5993,
     "client": 8691,
     "deferred": 3567,
     "kernels": 1368,
-    "model_server": 2531,
+    "model_server": 2533,
     "models": 2416,
-    "router": 3508,
+    "router": 3516,
     "runtime": 5720,
     "scheduling": 2479,
-    "tests": 30078,
+    "tests": 30079,
     "text": 2035,
-    "others": 8705,
+    "others": 8709,
 }
-PRODUCT_LINES = 42129  # all but tests, benchmarks and client
+PRODUCT_LINES = 42143  # all but tests, benchmarks and client
 SHORT_FILES = 46
 LONG_FUNCTIONS = 14
-REPEATED_CLASS_NAMES = 57  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 
 
 @functools.cache
