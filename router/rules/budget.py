@@ -1,8 +1,9 @@
 """The retry budget of one upstream. Pure: callers pass the time.
 
-Of the requests first sent to an upstream within the last `WINDOW_S` seconds, a fifth plus ten may
-be sent again elsewhere. If everything fails, the fleet sees about 1.2 times the load instead of a
-multiple (the idea is Finagle's `RetryBudget`).
+Of the requests first sent to an upstream within the last `WINDOW_S` seconds, a fifth may be sent
+again elsewhere, and beyond that ten, or as many as it serves at once: if it dies, all of these have
+to be sent again. If everything fails, the fleet sees about 1.2 times the load instead of a multiple
+(the idea is Finagle's `RetryBudget`).
 """
 
 from collections import deque
@@ -28,10 +29,11 @@ class RetryBudget:
         self._bucket(now)[1] += 1
         self._sent += 1
 
-    def withdraw(self, now: float) -> bool:
-        """Takes one retry from the budget. Returns False if the budget is spent."""
+    def withdraw(self, now: float, places: int) -> bool:
+        """Takes one retry from the budget. Returns False if the budget is spent. `places`: the
+        requests that the upstream serves at once."""
         bucket = self._bucket(now)
-        if self._retries >= RATIO * self._sent + FLOOR:
+        if self._retries >= RATIO * self._sent + max(FLOOR, places):
             return False
         bucket[2] += 1
         self._retries += 1

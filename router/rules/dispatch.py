@@ -132,7 +132,7 @@ class Dispatcher:
             return False
         if not self._has_another(request, now):
             return False
-        return failed.budget.withdraw(now)
+        return failed.budget.withdraw(now, failed.spec.limit)
 
     def retry(self, request: RoutedRequest, now: float) -> None:
         """Tries a released request on another upstream. It keeps its old place in the queue."""

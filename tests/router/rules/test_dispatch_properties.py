@@ -250,7 +250,8 @@ class Walk:
                 and len(request.tried) < LIMITS.max_attempts
                 and (request.repeatable or request.seq not in self.reached)
                 and self.now < request.deadline
-                and len(retried) < budget.RATIO * len(recent) + budget.FLOOR
+                and len(retried)
+                < budget.RATIO * len(recent) + max(budget.FLOOR, upstream.spec.limit)
             )
             if outcome in (AttemptEnd.SUCCESS, AttemptEnd.DEPARTED) or self.rng.random() < 0.2:
                 may = False
