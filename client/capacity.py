@@ -22,11 +22,12 @@ from client.analysis.comparison.results import Calibration
 from client.analysis.gates import (
     FAILED,
     INVALID_CLIENT,
+    LAG,
     TOKENS,
     VALID,
-    RunVerdict,
     judge,
     keeping_up,
+    void_of,
 )
 from client.analysis.metrics import Objectives, RunFigures, measure, parse_objectives
 from client.analysis.statistics import (
@@ -70,44 +71,31 @@ _DECLARED = """
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate that was tried: the shares of the requests ``asked`` that met the objectives.
-
-    ``good`` by latencies from the intended times, ``good_sent`` from the sends. If the client was
-    late, the one is too small and the other too large, so both must lead to the same decision.
-    """
+    """One rate that was tried: the share of the requests ``asked`` that met the objectives."""
 
     seed: int
     rate: float
     asked: int
     good: float
-    good_sent: float
     verdict: str
     plays: int
 
     def passes(self, share: float) -> bool:
         return self.verdict == VALID and self.good >= share
 
-    def agrees(self, share: float) -> bool:
-        """Whether it makes no difference that the client was late."""
-        return self.verdict != VALID or (self.good_sent >= share) == self.passes(share)
-
     def decided(self, share: float) -> bool:
-        """Whether another run is needless: the binomial intervals exclude the share."""
-        both = (share_interval(x * self.asked, self.asked) for x in (self.good, self.good_sent))
-        sure = all(excludes(interval, share) for interval in both)
-        return self.verdict != VALID or (sure and self.agrees(share))
+        """Whether another run is needless: the binomial interval excludes the share."""
+        interval = share_interval(self.good * self.asked, self.asked)
+        return self.verdict != VALID or excludes(interval, share)
 
 
-def tried(seed: int, rate: float, played: Sequence[tuple[RunFigures, RunVerdict]]) -> Probe:
+def tried(seed: int, rate: float, played: Sequence[tuple[RunFigures, str]]) -> Probe:
     """All runs of one rate together."""
-    runs = [m for m, _ in played]
-    asked = max(sum(m.arrived for m in runs), 1)
-    good = sum((m.attained or 0.0) * m.arrived for m in runs) / asked
-    good_sent = sum((m.attained_sent or 0.0) * m.arrived for m in runs) / asked
-    word = keeping_up([verdict.backlog for _, verdict in played]).verdict
-    if any(verdict.word == FAILED for _, verdict in played):
-        word = FAILED
-    return Probe(seed, rate, asked, good, good_sent, word, len(played))
+    asked = max(sum(m.arrived for m, _ in played), 1)
+    good = sum((m.attained or 0.0) * m.arrived for m, _ in played) / asked
+    failed = any(word == FAILED for _, word in played)
+    word = FAILED if failed else keeping_up([m for m, _ in played]).verdict
+    return Probe(seed, rate, asked, good, word, len(played))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +169,11 @@ class Findings:
     def as_text(self) -> str:
         """The report for people: what was tried, the brackets, and the capacity where it is."""
         rows = [
-            (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-             _word(p.passes(self.share)), p.verdict, str(p.plays))
+            (str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", _word(p.passes(self.share)),
+             p.verdict, str(p.plays))
             for p in self.probes
         ]  # fmt: skip
-        head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
+        head = ("seed", "requests/s", "good", "", "verdict", "plays")
         return rendered(
             "capacity.txt.j2",
             f=self,
@@ -220,35 +208,34 @@ def probe(
     found: Findings, fleet: Fleet, requests: int, drain_s: float | None, seed: int, rate: float
 ) -> bool:
     """Whether the rate passes: repeated until the binomial interval excludes the share. All probes
-    of a seed are one path, scaled in time.
-
-    Judged from the intended times and from the sends, which must agree: if the client was late,
-    the one overestimates the server's latency and the other underestimates it.
+    of a seed are one path, scaled in time. A run of a late client, whose goodput is void, does not
+    count.
     """
     system, share, objectives = found.system, found.share, found.objectives
     assert objectives is not None  # known before the first probe
     workload = make(replace(found.recipe, requests=requests, rate=rate, seed=seed), fleet.words)
     title = f"seed {seed}, {rate:.3g} requests/s"
-    played: list[tuple[RunFigures, RunVerdict]] = []
+    played: list[tuple[RunFigures, str]] = []
+    reason = ""
     for _ in range(PLAYS):
         run = fleet.play(system, workload, title, drain_s=drain_s)
         measured = measure(run, objectives)
         verdict = judge(run, measured)
-        if verdict.word == INVALID_CLIENT:
+        gates = {gate.name: gate for gate in verdict.gates}
+        late = void_of(gates[LAG].voids, "goodput")
+        if verdict.word == INVALID_CLIENT or late:
+            reason = late.reason if late else verdict.reason
             continue
-        hidden = next((g.found for g in verdict.gates if g.name == TOKENS and g.voids), None)
-        if hidden and objectives != Objectives(e2e_s=objectives.e2e_s):
-            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {hidden}")
-        played.append((measured, verdict))
+        if gates[TOKENS].voids and objectives != Objectives(e2e_s=objectives.e2e_s):
+            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {gates[TOKENS].found}")
+        played.append((measured, verdict.word))
         if tried(seed, rate, played).decided(share):
             break
     if not played:
-        raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
+        raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {reason}")
     found.probes.append(one := tried(seed, rate, played))
     say(f"{title}: {one.good:.1%} good, {_word(one.passes(share))} ({one.verdict})")
     fleet.server(system)  # one that refuses requests is alive, and the rate too high
-    if not one.agrees(share):
-        raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
     return one.passes(share)
 
 

@@ -4,8 +4,7 @@ A row is a request, times are seconds from the start of the run; NaN where a tim
 known. Beside the rows are the arrival times of the tokens.
 
 TTFT, ITL and E2E as in vLLM's ``benchmark serve``, TPOT to the last token; counted from the
-intended time (the ``sent`` variants from the send, beside them). Requests that were cut before
-their end count as +inf.
+intended time. Requests that were cut before their end count as +inf.
 """
 
 from __future__ import annotations
@@ -83,22 +82,19 @@ def tokens_between(requests: Requests, start_s: float, end_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``key`` and ``unit`` name it in files, ``name`` in reports. ``of``: one for each request (or
-    gap between tokens), NaN where it has none; none for a figure of the whole run.
+    """``key`` names it in files, ``name`` in reports. ``of``: one for each request (or gap between
+    tokens), NaN where it has none; none for a figure of the whole run.
 
-    ``paired``: systems are compared by it, seed by seed; ``skewed`` as in `paired_ratio`.
-    ``in_summary``: it has columns in summary.csv. ``lag``: the part of the client's lateness that
-    each value contains, for responses of so many tokens. ``of_ended``: it is known only of requests
-    that ended, so that a saturated server shows it of its quickest ones alone.
+    ``paired``: systems are compared by it, seed by seed. ``lag``: the part of the client's lateness
+    that each value contains, for responses of so many tokens; only figures that have it are in
+    summary.csv. ``of_ended``: it is known only of requests that ended, so that a saturated server
+    shows it of its quickest ones alone.
     """
 
     key: str
     name: str
-    unit: str
     of: Callable[[Requests], Floats]
     paired: bool = False
-    skewed: bool = True
-    in_summary: bool = True
     lag: Callable[[float], float] | None = None
     of_ended: bool = False
     deferred: bool = False
@@ -109,8 +105,8 @@ class Figure:
         return values[~np.isnan(values)]
 
 
-def _first(requests: Requests, since: str) -> Floats:
-    values: Floats = requests["first_s"] - requests[since]
+def _first(requests: Requests) -> Floats:
+    values: Floats = requests["first_s"] - requests["origin_s"]
     return np.where(np.isnan(values) & requests["unfinished"], np.inf, values)
 
 
@@ -129,25 +125,19 @@ def _itl(requests: Requests) -> Floats:
     return gaps
 
 
-def _end(requests: Requests, since: str) -> Floats:
-    values = requests["end_s"] - requests[since]
+def _end(requests: Requests) -> Floats:
+    values = requests["end_s"] - requests["origin_s"]
     return np.where(np.isnan(values), np.inf, values)
 
 
-THROUGHPUT = Figure(
-    "throughput", "tok/s", "tokens_per_s", lambda _: np.zeros(0), paired=True, skewed=False
-)
-TTFT = Figure("ttft", "TTFT", "s", lambda r: _first(r, "origin_s"), paired=True, lag=lambda _: 1.0)
-TPOT = Figure("tpot", "TPOT", "s", _tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
-ITL = Figure("itl", "ITL", "s", _itl, lag=lambda _: 1.0)
-E2E = Figure("e2e", "E2E", "s", lambda r: _end(r, "origin_s"), paired=True, lag=lambda _: 1.0)
-TTFT_SENT = Figure("ttft_sent", "TTFT from the send", "s", lambda r: _first(r, "sent_s"))
-E2E_SENT = Figure("e2e_sent", "E2E from the send", "s", lambda r: _end(r, "sent_s"))
+THROUGHPUT = Figure("throughput", "tok/s", lambda _: np.zeros(0), paired=True)
+TTFT = Figure("ttft", "TTFT", _first, paired=True, lag=lambda _: 1.0)
+TPOT = Figure("tpot", "TPOT", _tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
+ITL = Figure("itl", "ITL", _itl, lag=lambda _: 1.0)
+E2E = Figure("e2e", "E2E", _end, paired=True, lag=lambda _: 1.0)
 LATENCIES = (
-    TTFT, TPOT, ITL, E2E, TTFT_SENT, E2E_SENT,
-    Figure(
-        "queue", "queue, reported by the server", "s", lambda r: r["queue_s"], in_summary=False
-    ),
-    Figure("deferred_e2e", "E2E of deferred", "s", E2E.of, in_summary=False, deferred=True),
+    TTFT, TPOT, ITL, E2E,
+    Figure("queue", "queue, reported by the server", lambda r: r["queue_s"]),
+    Figure("deferred_e2e", "E2E of deferred", E2E.of, deferred=True),
 )  # fmt: skip
 PAIRED = tuple(figure for figure in (THROUGHPUT, *LATENCIES) if figure.paired)

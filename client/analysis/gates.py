@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from client.analysis.statistics import (
     mean_interval,
     percentile,
     ranked,
-    slope,
 )
 from client.load.records import Run
 
@@ -61,36 +60,12 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Slopes:
-    """How a run's queue grew: requests in flight (per s), in its later half, and TTFT (s per s)."""
-
-    span_s: float
-    in_flight: Interval
-    later: Interval
-    wait: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """One run's evidence. ``slopes`` is None where the run is too short, or its load not steady."""
-
-    planned: int
-    unfinished: int
-    offered: float
-    slopes: Slopes | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """The worst of the gates that judge the whole run, with its reasons; what is void besides.
-
-    ``backlog`` is the evidence of saturation, to be judged with that of other seeds.
-    """
+    """The worst of the gates that judge the whole run, with its reasons; what is void besides."""
 
     word: str
     reason: str
     gates: tuple[Gate, ...]
-    backlog: Backlog
 
     @property
     def voids(self) -> tuple[Void, ...]:
@@ -104,19 +79,19 @@ def void_of(voids: Sequence[Void], figure: str) -> Void | None:
 
 def judge(run: Run, measured: RunFigures, server_tokens: int | None = None) -> RunVerdict:
     """Pass a run through every gate. ``server_tokens`` is the server's own count for the run."""
-    found = backlog(run, measured)
+    known = replace(measured, unfinished=0) if run.interrupted else measured
     gates = [
         _answered(run, measured),
         lag_gate([measured], ranked),
         _tokens(run, server_tokens),
         _lengths(run),
         Gate("achieved / offered", f"{measured.achieved:.2f} / {measured.offered:.2f} requests/s"),
-        keeping_up([found]),
+        keeping_up([known]),  # what an interruption cut is no backlog
     ]
     whole = [g for g in gates if not g.voids]
     word = max((g.verdict for g in whole), key=SEVERITY.index)
     reason = "; ".join(f"{g.name}: {g.found}" for g in whole if g.verdict == word != VALID)
-    return RunVerdict(word, reason, tuple(gates), found)
+    return RunVerdict(word, reason, tuple(gates))
 
 
 def _answered(run: Run, m: RunFigures) -> Gate:
@@ -193,7 +168,7 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
     if unplaced <= UNPLACED * total:
         return Gate(TOKENS, found)
     how = f"{unplaced} tokens without an event or count that shows when they came"
-    times = [f"{name}_p{p}" for name in ("ttft", "ttft_sent", "tpot", "itl") for p in PERCENTILES]
+    times = [f"{name}_p{p}" for name in ("ttft", "tpot", "itl") for p in PERCENTILES]
     remedy = "have the server send every token, or its count with every event"
     voids = tuple(Void(figure, how, remedy) for figure in (*times, "goodput"))
     return Gate(TOKENS, f"{found}, {how}", INVALID_CLIENT, voids)
@@ -214,33 +189,7 @@ def _lengths(run: Run) -> Gate:
     return Gate("requested tokens", found, INVALID_CLIENT)
 
 
-def backlog(run: Run, m: RunFigures) -> Backlog:
-    """The evidence of a run; cut requests of an interrupted run do not count."""
-    slopes = _slopes(run, m) if run.workload.steady and run.workload.users is None else None
-    return Backlog(m.planned, 0 if run.interrupted else m.unfinished, m.offered, slopes)
-
-
-def _slopes(run: Run, m: RunFigures) -> Slopes | None:
-    end_s = run.window_end_s
-    window = [(t, n) for t, n in run.in_flight if m.warm_up_s <= t <= end_s]
-    origin, first = m.requests["origin_s"], m.requests["first_s"]
-    begun = ~np.isnan(first) & (origin >= m.warm_up_s)
-    if len(window) < 20 or begun.sum() < 6:
-        return None
-    # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
-    window = window[:: max(1, round(len(window) / 20))]
-    times = np.array([t for t, _ in window])
-    counts = np.array([n for _, n in window], dtype=np.float64)
-    half = len(window) // 2
-    return Slopes(
-        span_s=float(times[-1] - times[0]),
-        in_flight=slope(times, counts),
-        later=slope(times[half:], counts[half:]),
-        wait=slope(origin[begun], (first - origin)[begun]),
-    )
-
-
-def keeping_up(runs: Sequence[Backlog]) -> Gate:
+def keeping_up(runs: Sequence[RunFigures]) -> Gate:
     """Whether a server keeps up, judged on all runs of one load together.
 
     Growth of a queue is noise in one short run and evidence in six, so the slopes of all runs are

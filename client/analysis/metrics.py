@@ -15,11 +15,9 @@ import numpy.typing as npt
 
 from client.analysis.figures import (
     E2E,
-    E2E_SENT,
     LATENCIES,
     TPOT,
     TTFT,
-    TTFT_SENT,
     Requests,
     table_of,
     tokens_between,
@@ -29,12 +27,23 @@ from client.analysis.statistics import (
     Floats,
     Interval,
     percentile_interval,
+    slope,
 )
 from client.load.records import Run
 from client.workloads.spec import SpecError
 
 _UNIT_S = {"ms": 1e-3, "s": 1.0}
 _OBJECTIVE = re.compile(r"(ttft|tpot|e2e)\s*:\s*(\d+\.?\d*|\.\d+)(ms|s)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """How a run's queue grew: requests in flight (per s), in its later half, and TTFT (s per s)."""
+
+    span_s: float
+    in_flight: Interval
+    later: Interval
+    wait: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class RunFigures:
     ``goodput`` is good requests a second of the window, None without objectives; ``attained`` the
     good share of the ``arrived`` in it, ``attained_sent`` the same with latencies from the send:
     they differ if the client was late. ``requests`` is the table of all of them.
+    ``slopes`` is None where the run is too short, or its load not steady.
     """
 
     requests: Requests
@@ -69,6 +79,7 @@ class RunFigures:
     attained_sent: float | None
     deferred: int
     deadlines_met: int
+    slopes: Slopes | None
 
     def intervals(self, name: str) -> dict[str, Interval]:
         """p50 p90 p95 p99 with their intervals, however small n is; empty for no values."""
@@ -133,7 +144,8 @@ def measure(
     if objectives is not None:
         inside = requests.where(within)
         good = int(meets(inside, objectives).sum())
-        good_sent = int(meets(inside, objectives, sent=True).sum())
+        inside.rows["origin_s"] = inside["sent_s"]
+        good_sent = int(meets(inside, objectives).sum())
     return RunFigures(
         requests=requests,
         planned=len(run.workload.requests),
@@ -154,21 +166,36 @@ def measure(
         attained_sent=None if good_sent is None or not arrived else good_sent / arrived,
         deferred=int(deferred.sum()),
         deadlines_met=int((deferred & in_time(requests)).sum()),
+        slopes=_slopes(run, requests, cut_s),
     )
 
 
-def meets(
-    requests: Requests, objectives: Objectives, *, sent: bool = False
-) -> npt.NDArray[np.bool_]:
+def _slopes(run: Run, requests: Requests, cut_s: float) -> Slopes | None:
+    window = [(t, n) for t, n in run.in_flight if cut_s <= t <= run.window_end_s]
+    origin, first = requests["origin_s"], requests["first_s"]
+    begun = ~np.isnan(first) & (origin >= cut_s)
+    steady = run.workload.steady and run.workload.users is None
+    if not steady or len(window) < 20 or begun.sum() < 6:
+        return None
+    # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
+    times, counts = np.array(window[:: max(1, round(len(window) / 20))], dtype=np.float64).T
+    half = len(times) // 2
+    return Slopes(
+        span_s=float(times[-1] - times[0]),
+        in_flight=slope(times, counts),
+        later=slope(times[half:], counts[half:]),
+        wait=slope(origin[begun], (first - origin)[begun]),
+    )
+
+
+def meets(requests: Requests, objectives: Objectives) -> npt.NDArray[np.bool_]:
     """Which requests are good; failed and unfinished ones never are.
 
-    Latencies start at the intended time, or when they were ``sent``. Objectives apply to immediate
-    requests; deferred ones only have their deadline.
+    Objectives apply to immediate requests; deferred ones only have their deadline.
     """
-    ttft, e2e = (TTFT_SENT, E2E_SENT) if sent else (TTFT, E2E)
     good = requests["ok"] & ~np.isnan(requests["end_s"])
     for figure, limit in (
-        (ttft, objectives.ttft_s), (TPOT, objectives.tpot_s), (e2e, objectives.e2e_s),
+        (TTFT, objectives.ttft_s), (TPOT, objectives.tpot_s), (E2E, objectives.e2e_s),
     ):  # fmt: skip
         if limit is not None:
             good &= ~(figure.of(requests) > limit)  # one token has no TPOT, and does not miss it

@@ -120,14 +120,14 @@ def _row(
     for f in PAIRED:
         name, interval = f"{f.key}_median_ratio", ratios.get(f.key)
         if f is THROUGHPUT:
-            name, interval = f"{f.key}_{f.unit}", point.throughput
+            name, interval = f"{f.key}_tokens_per_s", point.throughput
         for part in ("value", "low", "high"):
             row[name if part == "value" else f"{name}_{part}"] = getattr(interval, part, None)
     for f in LATENCIES:
-        if f.in_summary:
-            row[f"{f.key}_mean_{f.unit}"] = point.mean(f.key)
+        if f.lag is not None:
+            row[f"{f.key}_mean_s"] = point.mean(f.key)
             for p in PERCENTILES:
-                row[f"{f.key}_p{p}_{f.unit}"] = point.latency(f.key, p)
+                row[f"{f.key}_p{p}_s"] = point.latency(f.key, p)
             row[f"{f.key}_n"] = point.latencies[f.key].size
     row |= {
         "dispatch_lag_p99_s": point.lag_p99_s,

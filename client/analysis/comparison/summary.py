@@ -155,7 +155,7 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     if 2 * len(wrong) >= len(runs):
         word = max((r.verdict.word for r in wrong), key=SEVERITY.index)
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
-    keeping = keeping_up([r.verdict.backlog for r in runs if is_sound(r)])
+    keeping = keeping_up([r.measured for r in runs if is_sound(r)])
     reasons = () if keeping.verdict == VALID else (f"{keeping.name}: {keeping.found}",)
     left_out = tuple(f"seed {r.job.seed} left out: {r.verdict.reason}" for r in wrong)
     return keeping.verdict, (*reasons, *left_out)
@@ -219,8 +219,8 @@ def _untold(runs: Sequence[Result]) -> tuple[Void, ...]:
 def paired(mine: BySeed, base: BySeed, of: Figure) -> Interval | None:
     """The ratio of a figure over the seeds in which both sides are valid."""
     ours, theirs = figure_by_seed(mine, of), figure_by_seed(base, of)
-    seeds = sorted(ours.keys() & theirs.keys())
-    return paired_ratio([ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of.skewed)
+    seeds, skewed = sorted(ours.keys() & theirs.keys()), of is not THROUGHPUT
+    return paired_ratio([ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=skewed)
 
 
 def paired_tail(mine: BySeed, base: BySeed, of: Figure) -> Interval | None:

@@ -33,6 +33,8 @@ def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     assert void == {"ttft_p90", "ttft_p95", "ttft_p99"}
     assert verdict.word == VALID
     assert all("20 ms late" in v.reason for v in verdict.voids)
+    near = judge(run, measure(run, Objectives(ttft_s=0.04)))
+    assert {v.figure for v in near.voids} == {*void, "goodput"}
     slow = late_client(first=1.0)
     assert not judge(slow, measure(slow)).voids
 
