@@ -21,19 +21,19 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 9800,
     "benchmarks": 5993,
-    "client": 8691,
+    "client": 8644,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2533,
     "models": 2416,
-    "router": 3516,
+    "router": 3518,
     "runtime": 5720,
     "scheduling": 2479,
-    "tests": 30079,
+    "tests": 30124,
     "text": 2035,
     "others": 8709,
 }
-PRODUCT_LINES = 42143  # all but tests, benchmarks and client
+PRODUCT_LINES = 42145  # all but tests, benchmarks and client
 SHORT_FILES = 46
 LONG_FUNCTIONS = 14
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
