@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,47 @@ class ModelInfo:
     batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
     unused_gpu: str | None = None  # what of the machine's GPU is not used, and why
     speculate: int = 0  # most drafts of a row
+
+
+class Wanted(NamedTuple):
+    """What an iteration yields, beside keys and values."""
+
+    drawing: Sequence[int]  # rows for which tokens are drawn
+    known: Sequence[KnownSequence | Ahead]  # of each draw: with drafts, a row has several
+    kept: Counts  # places whose hidden states are needed, in ascending order
+    drawn: Counts  # of each draw, its place among those
+    prompts: Sequence[Targets]  # prompt tokens that are scored
+    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
+    also: Sequence[Counts]  # numbers that scoring needs on the device
+
+    @classmethod
+    def of(
+        cls, steps: Columns, rows: Sequence[KnownSequence], drafts: Guesses, ends: Counts
+    ) -> Wanted:
+        """`ends`: of each row on the axis, where its drafts begin."""
+        draws = drawing = list(compress(range(len(rows)), steps.draws))
+        known: list[KnownSequence | Ahead] = list(compress(rows, steps.draws))
+        if drafts:  # a row for each draw
+            draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
+            known = [
+                place
+                for i in drawing
+                for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
+            ]
+        asking = [i for i, row in enumerate(rows) if row.scores]
+        prompts = _prompts_to_score(asking, steps, rows, ends) if asking else []
+        last = ends[draws] - 1
+        if drafts:
+            last += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
+        kept = np.sort(last)
+        if prompts:
+            kept = np.unique(np.concatenate([last, *(targets.places for targets in prompts)]))
+        prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
+        scored = [i for i in asking if steps.draws[i] and rows[i].sampling.logprobs is not None]
+        also = flattened(prompts) if prompts else []
+        if scored and len(scored) < len(drawing):
+            also.append(np.flatnonzero(np.isin(draws, scored)))
+        return cls(drawing, known, kept, np.searchsorted(kept, last), prompts, scored, also)
 
 
 def passes(spans: Spans, tokens: int, most: int) -> Iterator[tuple[slice, Spans]]:
@@ -215,53 +256,32 @@ class Executor(ABC):
         for i in compress(each, of.blocks):
             rows[i].table.extend(of.blocks[i])
         flat = self.lay_out(of, rows, drafts)
-        draws = drawing = list(compress(each, of.draws))
-        known: list[KnownSequence | Ahead] = list(compress(rows, of.draws))
-        if drafts:  # a row for each draw
-            draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
-            known = [
-                place
-                for i in drawing
-                for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
-            ]
-        asking = [i for i, row in enumerate(rows) if row.scores]
-        prompts = _prompts_to_score(asking, of, rows, flat.ends) if asking else []
-        ends = flat.ends[draws] - 1
-        if drafts:
-            ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
-        kept = np.sort(ends)
-        if prompts:
-            kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
-        prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
-        scored = [i for i in asking if of.draws[i] and rows[i].sampling.logprobs is not None]
-        also = flattened(prompts) if prompts else []
-        if scored and len(scored) < len(drawing):
-            also.append(np.flatnonzero(np.isin(draws, scored)))
-        hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
+        wanted = Wanted.of(of, rows, drafts, flat.ends)
+        hidden, logits, sent = self._run(flat, wanted, newest)
         found: list[Tensor] = []
         drawn: Tensor | None = None
-        if drawing:
+        if wanted.drawing:
             # a GPU computes the layers meanwhile; all cores of a CPU have done so
             constrained = any(row.matching is not None for row in rows)
-            masks = masks_of(known, self.vocab_size) if constrained else None
+            masks = masks_of(wanted.known, self.vocab_size) if constrained else None
             learn = None if before is None or newest is None else before.result
-            drawn = self._sampler.draw(logits, known, masks, learn)
+            drawn = self._sampler.draw(logits, wanted.known, masks, learn)
             found.append(drawn)
-        if prompts:
-            most = max(targets.alternatives for targets in prompts)
+        if wanted.prompts:
+            most = max(targets.alternatives for targets in wanted.prompts)
             found += score_all(sent[0], sent[1], most, hidden, self.network.head, self.vocab_size)
-        if scored:
+        if wanted.scored:
             assert drawn is not None
-            most = max(rows[i].alternatives for i in scored)
+            most = max(rows[i].alternatives for i in wanted.scored)
             both = (logits, drawn)
-            if len(scored) < len(drawing):
+            if len(wanted.scored) < len(wanted.drawing):
                 both = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
             found += score(*both, most)
         at = [start + n for start, n in zip(of.starts, of.counts, strict=True)]
         self._started = Started(
             self.device, before, rows=rows, places=at, positions=len(flat.tokens),
-            drawing=drawing, drafts=drafts, in_flight=drawn, prompts=prompts, scored=scored,
-            numbers=ReadBack(found, self.device), start_s=start_s,
+            drawing=wanted.drawing, drafts=drafts, in_flight=drawn, prompts=wanted.prompts,
+            scored=wanted.scored, numbers=ReadBack(found, self.device), start_s=start_s,
         )  # fmt: skip
         self._started.expect()
         if self.gpu is None:
@@ -269,15 +289,11 @@ class Executor(ABC):
         return self._started
 
     def _run(
-        self,
-        flat: Flat,
-        kept: Counts,
-        drawn: Counts,
-        newest: Tensor | None,
-        also: Sequence[Counts],
+        self, flat: Flat, wanted: Wanted, newest: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Hidden states `[K, C]` of the places `kept`, in ascending order, logits `[draws, V]`
-        after those of them at `drawn`, and the numbers `also`, on the device."""
+        """Hidden states `[K, C]` of the places that are kept, logits `[draws, V]` after those of
+        them that are drawn from, and the numbers `also`, on the device."""
+        kept, drawn, also = wanted.kept, wanted.drawn, wanted.also
         if self.gpu is not None:
             return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans, newest, also)
         if flat.attend is not None:

@@ -8,6 +8,7 @@ on GPUs kernels/gpu/sampling.py.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from operator import is_
@@ -131,7 +132,7 @@ class StagedBatch:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
         self.left -= 1
         drawing, history = self._drawing, self._drawing.history
-        kernel = None if self._triton else _kernel(logits)
+        kernel = None if self._triton else _kernel(logits.dtype, logits.device.type)
         if kernel is None:
             if masks is not None:
                 drawing = replace(drawing, allowed=allowed_of(masks, logits.device))
@@ -166,9 +167,10 @@ def _by_triton(drawing: Drawing, logits: Tensor) -> Tensor:
     return tokens
 
 
-def _kernel(logits: Tensor) -> Callable[..., None] | None:
-    name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(logits.dtype)
-    library = sampling_library() if logits.device.type == "cpu" else None
+@functools.cache
+def _kernel(dtype: torch.dtype, device: str) -> Callable[..., None] | None:
+    name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(dtype)
+    library = sampling_library() if device == "cpu" else None
     return getattr(library, name, None) if library is not None and name else None
 
 
