@@ -27,15 +27,15 @@ LINES = {
     "model_server": 2533,
     "models": 2416,
     "router": 3518,
-    "runtime": 5720,
+    "runtime": 5738,
     "scheduling": 2479,
     "tests": 30124,
     "text": 2035,
     "others": 8709,
 }
-PRODUCT_LINES = 42145  # all but tests, benchmarks and client
+PRODUCT_LINES = 42163  # all but tests, benchmarks and client
 SHORT_FILES = 46
-LONG_FUNCTIONS = 14
+LONG_FUNCTIONS = 13
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 
 
