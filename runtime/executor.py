@@ -262,7 +262,7 @@ class Executor(ABC):
         drawn: Tensor | None = None
         if wanted.drawing:
             # a GPU computes the layers meanwhile; all cores of a CPU have done so
-            constrained = any(row.matching is not None for row in rows)
+            constrained = [row for row in rows if row.matching is not None]
             masks = masks_of(wanted.known, self.vocab_size) if constrained else None
             learn = None if before is None or newest is None else before.result
             drawn = self._sampler.draw(logits, wanted.known, masks, learn)
