@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
+from deferred.errors import StoreError
 from deferred.jobs import Jobs
-from deferred.store import open_store
 from tests.support.process import eventually
 
 
@@ -35,18 +34,3 @@ def test_a_store_is_made_when_it_is_used_and_resumed_at_start_where_it_is_there(
         assert not [one for one in threading.enumerate() if one.name.startswith("batch-")]
         with pytest.raises(StoreError, match="shutting down"):
             _ = jobs.store
-
-
-def test_a_second_server_in_a_folder_is_no_error_but_a_wrong_address_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = open_store(tmp_path), jobs_at(tmp_path)
-    with pytest.raises(StoreInUseError):
-        _ = second.store
-    assert second.describe() == {"store": "unavailable"}
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    first.close()
-    wrong = jobs_at("postgresql://host:no-port/x")
-    with pytest.raises(StoreUnavailableError):
-        _ = wrong.store
-    assert caplog.records[-1].levelname == "ERROR"

@@ -12,8 +12,6 @@ import pytest
 
 from deferred import lines
 from deferred.entities import Batch, NewBatch, Unrun
-from deferred.errors import StoreUnavailableError
-from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore
 from deferred.store.schema import batch_items
@@ -140,38 +138,3 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
     maintenance.turn()
     assert sqlite_store.batches.get(OWNER, large.id).counts.total == 40
-
-
-def test_a_store_that_is_gone_is_told_until_it_is_back(
-    sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: object) -> NoReturn:
-        raise StoreUnavailableError("gone")
-
-    maintenance = maintenance_of(sqlite_store)
-    for away in (False, True, False):
-        with monkeypatch.context() as patched:
-            if away:
-                patched.setattr(sqlite_store, "progress", gone)
-            assert maintenance.turn() > 0
-        assert (maintenance.progress is None) == away
-
-
-def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = started(store, 100)  # its window is over
-    maintenance, unrun = maintenance_of(store), lines.unrun
-
-    def stops(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
-        maintenance.stop()
-        return unrun(batch_id, line, custom_id, why)
-
-    with monkeypatch.context() as stopping:
-        stopping.setattr(lines, "unrun", stops)
-        with pytest.raises(StoppedError):
-            maintenance.turn()
-    assert status(store, batch) == "finalizing"
-    maintenance_of(store).turn()
-    assert store.batches.get(OWNER, batch.id).counts.expired == 100
-    assert status(store, batch) == "expired"

@@ -15,7 +15,6 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from launcher import tgi
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from router.config import RouterConfig, parse_args
@@ -176,25 +175,6 @@ def test_pods_have_settings_that_their_programs_accept_and_time_to_end(
             name = deployment["metadata"]["name"]
             names = name, f"{name}.a.svc:80", f"{name}.a.svc.cluster.local", "10.0.0.7"
             assert accepts(found, *names)
-
-
-def test_compose_runs_servers_behind_a_router_and_a_server_with_a_remote_model() -> None:
-    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
-    for name, service in services.items():
-        known = ROUTER_VARIABLES if name == "router" else SERVER_VARIABLES
-        assert name == "launcher" or set(service["environment"]) <= known  # it takes TGI's
-        assert name == "model-server" or accepts(service["environment"], f"{name}:8500")
-    router = services["router"]
-    config = parse_args([], router["environment"])
-    plain = [name for name, s in services.items() if "profiles" not in s and name != "router"]
-    assert config.upstreams.split(",") == [f"http://{name}:8500" for name in plain]
-    assert int(router["stop_grace_period"].removesuffix("s")) > config.drain_timeout
-    words = tgi.from_environment(services["launcher"]["environment"], [])
-    assert LauncherConfig.from_args([w for w in words if w in {"--shards", "2"}], {}).shards == 2
-    server, model = services["server"]["environment"], services["model-server"]["environment"]
-    assert server["EB_MODEL"] == model["EB_MODEL"]
-    port = model["EB_LISTEN"].rpartition(":")[2]
-    assert server["EB_REMOTE_MODEL"] == f"model-server:{port}"
 
 
 def test_images_run_as_nobody_and_the_routers_holds_all_that_it_imports(tmp_path: Path) -> None:

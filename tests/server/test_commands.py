@@ -4,9 +4,7 @@ line, environment, help and errors."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,27 +41,6 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
         monkeypatch.setattr(sys, "argv", ["app.py", "dynamic", option, value])
         with pytest.raises(SystemExit, match=message):
             app.main()
-
-
-def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> None:
-    """In a clone, with a PATH of the tools it needs, and with a python3 of long ago."""
-    (tmp_path / "scripts").mkdir()
-    for name in ("server.sh", "scripts/venv.sh", "requirements.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tools := tmp_path / "tools").mkdir()
-    for tool in ("bash", "env", "dirname", "cat", "cksum", "flock"):
-        (tools / tool).symlink_to(str(shutil.which(tool)))
-    for script, said in ((None, "not installed"), ("echo Python 3.6.9; exit 1", "Python 3.6.9")):
-        if script is not None:
-            (tools / "python3").write_text(f"#!/bin/sh\n{script}\n")
-            (tools / "python3").chmod(0o755)
-        env = environment(EB_PYTHON="", PATH=str(tools))
-        done = subprocess.run(
-            [tmp_path / "server.sh", "dynamic"], env=env, capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        for part in ("Python 3.11 or newer is needed", said, "EB_PYTHON"):
-            assert part in done.stderr
 
 
 def test_the_command_serves_until_ctrl_c_which_ends_all_it_started(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 class Run(NamedTuple):
     folder: Path
-    tokens: int  # that the server counted
     spans: dict[tuple[str, str], Span]
     log: str  # of the server
 
@@ -95,7 +94,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip
             assert ran.returncode == 0, ran.stderr
-            total = server.stats()["total-tokens-handled"]
             # they write their last lines, and send their last spans, when they end
             for process in (router.process, server.process):
                 process.send_signal(signal.SIGTERM)
@@ -105,7 +103,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         model.wait(PATIENCE_S)
     finally:
         model.kill()
-    yield Run(runs, total, collector.spans, log)
+    yield Run(runs, collector.spans, log)
     otlp.stop(None).wait()
 
 
@@ -175,9 +173,7 @@ def holds(outer: Slice, inner: Slice) -> bool:
     return outer.start_us <= inner.start_us and inner.end_us <= outer.end_us
 
 
-def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(
-    run: Run, slices: Slices
-) -> None:
+def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(slices: Slices) -> None:
     assert list(slices) == ["client", "router", "server", "model server"]
     assert len(slices["client"]) == REQUESTS
     for sent in slices["client"]:
@@ -196,13 +192,6 @@ def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(
         linked = [one for one in with_parts(itertools.chain(*slices.values())) if id in one.flows]
         for one in (sent, routed, attempt, served, executed[0]):  # the arrow
             assert one in linked
-
-    def total(process: str, note: str) -> int:
-        return sum(int(one.notes.get(note, 0)) for one in slices[process])
-
-    assert total("client", "tokens") == 12 * REQUESTS
-    assert total("model server", "drawn") == run.tokens
-    assert total("server", "generated") == total("server", "tokens generated") == run.tokens
 
 
 def test_perfetto_and_chrome_are_told_the_same_slices_on_the_same_clock(

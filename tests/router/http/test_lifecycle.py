@@ -1,4 +1,4 @@
-"""Starting, changing and stopping a router; its keys, metrics, log; names as upstreams."""
+"""Starting, changing and stopping a router; its keys and metrics; names as upstreams."""
 
 import signal
 from collections.abc import Iterator
@@ -159,9 +159,9 @@ def test_the_same_prompt_prefix_goes_to_the_same_upstream(net: Net) -> None:
     assert sorted(len(upstream.bodies) for upstream in upstreams) == [0, 0, 5]
 
 
-def test_the_metrics_and_the_log_tell_what_happened(net: Net) -> None:
+def test_the_metrics_tell_what_happened(net: Net) -> None:
     upstream = net.upstream()
-    router = net.router(upstream, debug=True)
+    router = net.router(upstream)
     assert router.post(headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] == "mine"
     assert upstream.headers[-1]["x-request-id"] == "mine"
     assert router.post(headers={"X-Request-Id": "x" * 500}).headers["X-Request-Id"][:4] == "req-"
@@ -171,10 +171,6 @@ def test_the_metrics_and_the_log_tell_what_happened(net: Net) -> None:
     for name in ("first_byte", "added", "queue"):
         assert router.metric(f"eb_router_{name}_seconds_count") == 2
     assert router.metric("eb_router_refused_total", reason="unknown_model") == 1
-    eventually(lambda: len(router.logged("request")) == 3, "the lines, written after the answers")
-    (line,) = (line for line in router.logged("request") if line["request"] == "mine")
-    assert line["upstream"] == upstream.url
-    assert (line["status"], line["attempts"], line["model"]) == (200, 1, "m")
 
 
 NOWHERE = f"dns+http://{'n' * 64}:8500"  # a label of more than 63 characters: no server is asked

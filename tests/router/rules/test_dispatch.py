@@ -30,19 +30,6 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
-def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
-    fleet = Upstreams()
-    fleet.add(Spec("http://env:1", 1), "environment")
-    fleet.reconcile("file", [Spec("http://a:1", 1), Spec("http://b:1", 1)])
-    kept = fleet.get("http://b:1")
-    assert kept is not None
-    kept.in_flight = 1
-    added = fleet.reconcile("file", [Spec("http://b:1", 7), Spec("http://c:1", 1)])
-    assert [u.url for u in fleet] == ["http://env:1", "http://b:1", "http://c:1"]
-    assert [u.url for u in added] == ["http://c:1"]
-    assert (kept.in_flight, kept.spec.limit) == (1, 7)
-
-
 POD, POD_SOURCE = Spec("http://10.0.0.1:1", 4, "key", models=("m",)), "dns+http://pods:1"
 
 
@@ -110,17 +97,6 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
             dispatcher.release(request, outcome, 0.0)
     states = [u.breaker.state(0.0) for u in fleet]
     assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
-
-
-def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
-    fleet = fleet_of(2)
-    dispatcher = dispatcher_over(fleet)
-    for _ in range(LEAST_FAILURES):
-        dispatcher.release(dispatcher.arrive("m", 0.0), AttemptEnd.UNREACHABLE, 0.0)
-    trial, waiting = dispatcher.arrive("m", 5.0), dispatcher.arrive("m", 5.0)
-    assert waiting.state is RequestState.WAITING
-    dispatcher.began(trial, 6.0)
-    assert at(waiting) is at(trial)
 
 
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from router.rules.messages.headers import to_client, to_upstream
-from router.rules.messages.request_body import BLOCK_BYTES, parse_body, prefix_blocks
+from router.rules.messages.request_body import parse_body
 from router.rules.messages.sse import whole_events
 
 # RFC 9110, 7.6.1, and the fields of proxies that are meant for the next hop only
@@ -79,21 +79,6 @@ def test_a_body_is_read_as_the_standard_library_reads_it(
     assert read.model == (fields.get("model") or "named")
     deferred = fields.get("service_tier") == "flex" or fields.get("class") == "deferred"
     assert read.deferred == deferred
-
-
-@given(st.text(min_size=1), st.integers(1, 5))
-def test_a_conversation_shares_the_blocks_of_its_earlier_turns(text: str, turns: int) -> None:
-    earlier = [{"role": "user", "content": text * 50}] * turns
-    first, second = (
-        prefix_blocks("m", parse_body(json.dumps({"messages": said}).encode()).prompt)
-        for said in (earlier, [*earlier, {"role": "user", "content": "and then?"}])
-    )
-    whole = len(json.dumps(earlier)) - 1  # but for the closing bracket
-    shared = whole // BLOCK_BYTES
-    assert list(first[:shared]) == list(second[:shared])
-    assert prefix_blocks("other", memoryview(b"x" * 256)) != prefix_blocks(
-        "m", memoryview(b"x" * 256)
-    )
 
 
 @pytest.mark.parametrize(
