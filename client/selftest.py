@@ -60,26 +60,19 @@ def self_test(
             asked = replace(recipe, requests=count, rate=rate, output_tokens=f"fixed:{tokens}")
             run = fleet.play(null, make(asked), f"{rate} requests/s")
             m = measure(run, cut_s=tokens * GAP_S)  # then the load has levelled off
-            verdict = judge(run, m)
+            verdict, added = judge(run, m), percentile(m.latencies["ttft"], 99) or 0
             line: dict[str, Any] = {
                 "requests_per_s": rate,
                 "tokens_each": tokens,
                 "streams_at_once": max(n for _, n in run.in_flight),
                 "events_per_s": round(m.throughput),
                 "dispatch_lag_p99_ms": round(1e3 * float(np.quantile(m.lag, 0.99)), 2),
-                "ttft_added_p99_ms": round(
-                    1e3 * ((percentile(m.latencies["ttft"], 99) or 0) - GAP_S), 2
-                ),
+                "ttft_added_p99_ms": round(1e3 * (added - GAP_S), 2),
                 "verdict": verdict.word,
             }
             found.append(line)
-            say(
-                f"{rate} requests/s of {tokens} tokens at 10 a second each: "
-                f"{line['streams_at_once']} streams at once, {line['events_per_s']} events/s, "
-                f"lag p99 {line['dispatch_lag_p99_ms']} ms, TTFT p99 "
-                f"{line['ttft_added_p99_ms']} ms over the server's own, "
-                f"{verdict.word} {verdict.reason}"
-            )
+            told = (f"{name.replace('_', ' ')} {value}" for name, value in line.items())
+            say(f"{', '.join(told)} {verdict.reason}")
     if as_json:
         figures = {"self_test": found, "workers": workers, "cores": asdict(fleet.cores)}
         print(json.dumps({**figures, "machine": machine(), "versions": versions()}))

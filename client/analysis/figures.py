@@ -24,7 +24,7 @@ ROW = np.dtype(
         ("deferred", "?"), ("ok", "?"), ("unfinished", "?"), ("prompt_tokens", "f8"),
         ("output_tokens", "f8"), ("intended_s", "f8"), ("origin_s", "f8"), ("sent_s", "f8"),
         ("first_s", "f8"), ("last_s", "f8"), ("end_s", "f8"), ("queue_s", "f8"),
-        ("deadline_s", "f8"),
+        ("deadline_s", "f8"), ("left_s", "f8"), ("requested_tokens", "f8"),
     ]
 )  # fmt: skip
 
@@ -56,6 +56,7 @@ def table_of(outcomes: Sequence[Outcome]) -> Requests:
             o.service == "deferred", o.ok, o.unfinished, o.prompt_tokens, o.output_tokens,
             o.intended_s, o.origin_s, o.sent_s, o.first_s,
             o.deliveries[-1][0] if o.deliveries else o.end_s, o.end_s, o.queue_s, o.deadline_s,
+            o.left_s, o.requested_tokens,
         )
         for o in outcomes
     ]  # fmt: skip

@@ -17,39 +17,27 @@ from aiohttp import web
 _EVENT = b'data: {"text": " a", "tokens": 1}\n\n'
 
 
-async def _inference(request: web.Request) -> web.StreamResponse:
-    body = await request.json()
-    tokens, gap_s = int(body["num_tokens"]), request.app[_GAP]
-    start = time.monotonic()
-    done = {
-        "completion": body["prompt"] + " a" * tokens,
-        "generated": " a" * tokens,
-        "num_tokens": tokens,
-        "prompt_tokens": len(body["prompt"].split()),
-    }
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    for k in range(1, tokens + 1):
-        await asyncio.sleep(start + k * gap_s - time.monotonic())
-        await response.write(_EVENT)
-    last = {"done": True, **done, "timing": {"queue_s": 0.0, "ttft_s": gap_s}}
-    await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
-    return response
-
-
-async def _health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
-
-
-_GAP = web.AppKey("gap_s", float)
-
-
 def make_app(gap_s: float) -> web.Application:
     """An app that sends a token every ``gap_s`` seconds on each stream."""
+
+    async def inference(request: web.Request) -> web.StreamResponse:
+        body, start = await request.json(), time.monotonic()
+        tokens = int(body["num_tokens"])
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for k in range(1, tokens + 1):
+            await asyncio.sleep(start + k * gap_s - time.monotonic())
+            await response.write(_EVENT)
+        last = {"done": True, "num_tokens": tokens, "prompt_tokens": len(body["prompt"].split())}
+        await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+        return response
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
     app = web.Application()
-    app[_GAP] = gap_s
-    app.router.add_post("/inference", _inference)
-    app.router.add_get("/health", _health)
+    app.router.add_post("/inference", inference)
+    app.router.add_get("/health", health)
     return app
 
 

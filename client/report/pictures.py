@@ -22,7 +22,6 @@ from client.analysis.comparison.summary import Point, names_of, planned, tail_of
 from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.statistics import Floats, Interval
-from client.load.records import Outcome
 from client.report.words import seconds
 
 STYLE: dict[Any, Any] = {
@@ -83,43 +82,31 @@ def colour(name: str, names: Sequence[str]) -> str:
     return _KNOWN.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]
 
 
-def e2e_s(o: Outcome) -> float:
-    """To the end of the response; of a request without one, as long as it had waited."""
-    ended = o.end_s if o.ok and o.end_s is not None else None
-    return ended - o.origin_s if ended is not None else max(o.left_s - o.origin_s, 1e-4)
-
-
 def sizes(points: Sequence[Point], load: float) -> Picture:
     """The original's figure: latency against requested tokens, a line through the medians; the
     requests of all seeds. Triangles were cut, and would have taken longer."""
-    names = names_of(points)
-    asked = {
-        p.system: [o for r in planned(p.runs) for o in r.run.outcomes]
-        for p in points
-        if p.load == load
-    }
-    done = {name: [o for o in outcomes if o.ok] for name, outcomes in asked.items()}
     title = f"Latency by requested tokens, load {load:g}"
 
     def panel(axes: Axes) -> None:
         named(axes, title, "requested tokens", f"end of the response, {_SINCE}")
         axes.set_yscale("log")
-        for name, outcomes in asked.items():
-            shade = colour(name, names)
-            shown = outcomes[:: math.ceil(len(outcomes) / _DRAWN) or 1]
-            for marker, kind in (
-                ("o", [o for o in shown if o.ok]), ("^", [o for o in shown if o.unfinished])
-            ):  # fmt: skip
-                at = [o.requested_tokens for o in kind], [e2e_s(o) for o in kind]
-                size = 9 if marker == "o" else 24
-                axes.scatter(*at, s=size, color=shade, marker=marker, alpha=0.5)
-            if ended := done[name]:
-                x = np.array([o.requested_tokens for o in ended], dtype=np.float64)
-                at_x, low, middle, high = _quartiles(x, np.array([e2e_s(o) for o in ended]))
-                axes.plot(at_x, middle, color=shade, label=name)
+        for p in (p for p in points if p.load == load):
+            shade = colour(p.system, names_of(points))
+            rows = np.concatenate([r.measured.requests.rows for r in planned(p.runs)])
+            tokens, ok = rows["requested_tokens"], rows["ok"]
+            # of a request without an end, as long as it had waited
+            waited = np.where(ok, rows["end_s"], rows["left_s"]) - rows["origin_s"]
+            waited = np.maximum(waited, 1e-4)
+            drawn_too = np.arange(len(rows)) % math.ceil(len(rows) / _DRAWN) == 0
+            for marker, size, kind in (("o", 9, ok), ("^", 24, rows["unfinished"])):
+                x, y = tokens[kind & drawn_too], waited[kind & drawn_too]
+                axes.scatter(x, y, s=size, color=shade, marker=marker, alpha=0.5)
+            if ok.any():
+                at_x, low, middle, high = _quartiles(tokens[ok], waited[ok])
+                axes.plot(at_x, middle, color=shade, label=p.system)
                 axes.fill_between(at_x, low, high, color=shade, alpha=0.16, lw=0)
         in_seconds(axes.yaxis)
-        if any(done.values()):
+        if axes.get_lines():
             axes.legend()
 
     return drawn(title, panel)

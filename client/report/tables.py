@@ -58,19 +58,19 @@ class Table:
         return "\n".join(made)
 
 
-def groups(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The rows whose first cell is not that of the row before."""
-    return [k for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
+def grouped(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """With a line above the rows whose first cell is not that of the row before."""
+    ruled = [k for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
+    return Table(head, rows, left=2, ruled=ruled)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``figure`` names what makes a cell void; ``short``: it fits on a terminal's line, too."""
+    """``figure`` names what makes a cell void."""
 
     title: str
     figure: str
     text: Callable[[Point], str]
-    short: bool = True
 
 
 def comparison_table(
@@ -78,18 +78,16 @@ def comparison_table(
 ) -> Table:
     """One row a system and load; those that a failed system did not reach say so."""
     tail = tail_of([p.latencies["e2e"].size for p in points])
+    ranks = (50,) if short else (50, tail)  # those that fit on a terminal's line
     columns = [
         Column(THROUGHPUT.name, THROUGHPUT.key, lambda p: f"{p.throughput.value:,.0f}"),
-        _latency(TTFT),
-        _latency(TTFT, tail),
-        _latency(TPOT),
-        _latency(E2E),
-        _latency(E2E, tail),
+        *(_latency(TTFT, rank) for rank in ranks),
+        _latency(TPOT, 50),
+        *(_latency(E2E, rank) for rank in ranks),
         Column("batch", "", lambda p: "-" if p.batch is None else f"{p.batch:.1f}"),
         Column("good", "goodput", lambda p: "-" if p.attained is None else f"{p.attained:.0%}"),
         Column("cut", _COUNT, lambda p: str(p.unfinished)),
     ]
-    columns = [column for column in columns if column.short or not short]
     rows: list[Sequence[str]] = []
     for load in sorted({p.load for p in points}):
         here = [p for p in points if p.load == load]
@@ -103,15 +101,14 @@ def comparison_table(
             if loss.system not in {p.system for p in here}
         ]
     head = ("load", "system", *(column.title for column in columns), "verdict")
-    return Table(head, rows, left=2, ruled=groups(rows))
+    return grouped(head, rows)
 
 
-def _latency(figure: Figure, rank: float = 50) -> Column:
+def _latency(figure: Figure, rank: float) -> Column:
     def text(p: Point) -> str:
         return seconds(p.latency(figure.key, rank)) if p.latencies[figure.key].size else "-"
 
-    title = f"{figure.name} p{rank:g}"
-    return Column(title, f"{figure.key}_p{rank:g}", text, short=rank == 50)
+    return Column(f"{figure.name} p{rank:g}", f"{figure.key}_p{rank:g}", text)
 
 
 def _cell(p: Point, column: Column) -> str:
@@ -153,7 +150,7 @@ def pair_table(found: Headline) -> Table:
         rows.append((f"{p.load:g}", name, *cells))
     titles = (f"{figure.name} p{rank}" for figure in latencies for rank in (50, TAIL))
     head = ("load", "ratio", *titles, f"{THROUGHPUT.name} of a saturated control")
-    return Table(head, rows, left=2, ruled=groups(rows))
+    return grouped(head, rows)
 
 
 def control_text(control: Pair) -> str:
