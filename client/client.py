@@ -95,7 +95,7 @@ def _run(
     except ServerError as error:
         say(f"error: {error}")
         why = str(error)
-        run = Run(target.name, workload, (), (), 0.0, "nothing", streamed=True, not_begun=why)
+        run = Run(target.name, workload, (), 0.0, "nothing", streamed=True, not_begun=why)
     else:
         before = handled(settled_stats(target))
         title = target.name

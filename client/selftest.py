@@ -64,7 +64,7 @@ def self_test(
             line: dict[str, Any] = {
                 "requests_per_s": rate,
                 "tokens_each": tokens,
-                "streams_at_once": max(n for _, n in run.in_flight),
+                "streams_at_once": int(m.requests.in_flight(m.requests["sent_s"]).max()),
                 "events_per_s": round(m.throughput),
                 "dispatch_lag_p99_ms": round(1e3 * float(np.quantile(m.lag, 0.99)), 2),
                 "ttft_added_p99_ms": round(1e3 * (added - GAP_S), 2),

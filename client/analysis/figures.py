@@ -49,6 +49,14 @@ class Requests:
         row = np.cumsum(chosen) - 1
         return Requests(self.rows[chosen], self.token_s[kept], row[self.token_row[kept]])
 
+    def in_flight(self, at_s: Floats) -> Floats:
+        """How many were sent and had not ended."""
+        sent, left = (
+            np.searchsorted(np.sort(self.rows[name]), at_s, "right")
+            for name in ("sent_s", "left_s")
+        )
+        return (sent - left).astype(np.float64)
+
 
 def table_of(outcomes: Sequence[Outcome]) -> Requests:
     rows = [

@@ -111,6 +111,7 @@ def parse_objectives(text: str) -> Objectives:
     return Objectives(**values)
 
 
+_SAMPLE_S = 0.02  # of a queue
 FRONT = 0.25  # of the sends of a steady load
 
 
@@ -171,14 +172,15 @@ def measure(
 
 
 def _slopes(run: Run, requests: Requests, cut_s: float) -> Slopes | None:
-    window = [(t, n) for t, n in run.in_flight if cut_s <= t <= run.window_end_s]
+    times = np.arange(cut_s, min(run.window_end_s, run.wall_s), _SAMPLE_S)
     origin, first = requests["origin_s"], requests["first_s"]
     begun = ~np.isnan(first) & (origin >= cut_s)
     steady = run.workload.steady and run.workload.users is None
-    if not steady or len(window) < 20 or begun.sum() < 6:
+    if not steady or len(times) < 20 or begun.sum() < 6:
         return None
     # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
-    times, counts = np.array(window[:: max(1, round(len(window) / 20))], dtype=np.float64).T
+    times = times[:: max(1, round(len(times) / 20))]
+    counts = requests.in_flight(times)
     half = len(times) // 2
     return Slopes(
         span_s=float(times[-1] - times[0]),

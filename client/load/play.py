@@ -21,7 +21,7 @@ from client.load.http.target import Target
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Workload
 
-_SAMPLE_S = 0.02
+_WATCHED_S = 0.02
 _KEPT_S = 1.0  # an idle connection; servers close theirs after two seconds and more
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
 SILENCE_S = 600.0
@@ -68,7 +68,6 @@ class _Player:
     drain_s: float | None
     silence_s: float
     stopped: Callable[[], bool]
-    samples: list[tuple[float, int]] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     interrupted: str | None = None
     followers: dict[int, list[int]] = field(default_factory=dict)
@@ -94,7 +93,7 @@ class _Player:
         ) as session:
             start = self.context.start = begin()
             await asyncio.sleep(start - time.monotonic())
-            sampler = asyncio.create_task(self._sample(asyncio.current_task()))
+            watcher = asyncio.create_task(self._watch(asyncio.current_task()))
             try:
                 if self.users is None:
                     await self._open_loop(session)
@@ -103,12 +102,11 @@ class _Player:
             except asyncio.CancelledError:
                 self.interrupted = "interrupted from the keyboard"
             wall_s = self.context.now()
-            sampler.cancel()
+            watcher.cancel()
         return Run(
             target=self.context.target.name,
             workload=self.workload,
             outcomes=tuple(self.outcomes[i] for i in sorted(self.outcomes)),
-            in_flight=tuple(self.samples),
             wall_s=wall_s,
             counted=self.context.target.dialect.counted,
             streamed=self.context.target.stream,
@@ -188,13 +186,11 @@ class _Player:
         if unfinished:  # a user of a closed loop would continue with the next request
             raise asyncio.CancelledError
 
-    async def _sample(self, sending: asyncio.Task[Any] | None) -> None:
-        while True:
-            self.samples.append((self.context.now(), self.context.progress.in_flight))
-            if sending is not None and self.stopped():
-                sending.cancel()
-                return
-            await asyncio.sleep(_SAMPLE_S)
+    async def _watch(self, sending: asyncio.Task[Any] | None) -> None:
+        while not self.stopped():
+            await asyncio.sleep(_WATCHED_S)
+        if sending is not None:
+            sending.cancel()
 
 
 def _unix_offset_s() -> float:

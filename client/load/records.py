@@ -66,15 +66,13 @@ class Outcome:
 class Run:
     """One workload sent to one target.
 
-    ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` states the
-    basis of token counts. ``interrupted`` says why the run ended early; what was measured is kept.
-    ``name``: each request was sent with the X-Request-Id NAME/INDEX.
+    ``counted`` states the basis of token counts. ``interrupted`` says why the run ended early;
+    what was measured is kept. ``name``: each request was sent with the X-Request-Id NAME/INDEX.
     """
 
     target: str
     workload: Workload
     outcomes: tuple[Outcome, ...]
-    in_flight: tuple[tuple[float, int], ...]
     wall_s: float
     counted: str
     streamed: bool
@@ -150,9 +148,8 @@ def read_raw(folder: Path) -> Iterator[tuple[dict[str, Any], Run]]:
                 for values in run["outcomes"]:
                     values["deliveries"] = tuple(map(tuple, values["deliveries"]))
                 outcomes = tuple(Outcome(**values) for values in run["outcomes"])
-                samples = tuple((at_s, n) for at_s, n in run["in_flight"])
-                workload = workloads[run["workload"]]
-                run |= {"workload": workload, "outcomes": outcomes, "in_flight": samples}
+                run.pop("in_flight", None)  # of earlier versions
+                run |= {"workload": workloads[run["workload"]], "outcomes": outcomes}
                 yield about, Run(**run)
     except OSError as error:
         raise RawError(f"{path}: {error.strerror or error}") from None

@@ -198,17 +198,10 @@ def _flagged(stopped: object) -> Iterator[None]:
 def _merged(workload: Workload, parts: Sequence[Run]) -> Run:
     """One run of the parts."""
     outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.index)
-    # their requests in flight, at every sample of any of them
-    samples = sorted((at, n, k) for k, part in enumerate(parts) for at, n in part.in_flight)
-    last, in_flight = [0] * len(parts), []
-    for at_s, count, k in samples:
-        last[k] = count
-        in_flight.append((at_s, sum(last)))
     return replace(
         parts[0],
         workload=workload,
         outcomes=tuple(outcomes),
-        in_flight=tuple(in_flight),
         wall_s=max(part.wall_s for part in parts),
         interrupted=next((part.interrupted for part in parts if part.interrupted), None),
     )

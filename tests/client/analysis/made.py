@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from client.analysis.comparison.results import Calibration, Job, Result
 from client.analysis.gates import judge
 from client.analysis.metrics import Isolated, measure
@@ -41,12 +39,9 @@ def run_of(outcomes: list[Outcome], duration_s: float = 10.0, **changes: object)
         for o in outcomes
     ]
     end = max([o.left_s for o in outcomes] + [duration_s])
-    sent, left = (np.array([getattr(o, at) for o in outcomes]) for at in ("sent_s", "left_s"))
-    grid = np.arange(0, end, 0.02).tolist()
-    samples = tuple((t, int(np.sum((sent <= t) & (t < left)))) for t in grid)
     made = Run(
         target="t", workload=seal({}, requests, duration_s, steady=False),
-        outcomes=tuple(outcomes), in_flight=samples, wall_s=float(end), counted="ids",
+        outcomes=tuple(outcomes), wall_s=float(end), counted="ids",
         streamed=True,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
