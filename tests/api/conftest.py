@@ -27,7 +27,6 @@ Pair = tuple[socket.socket, socket.socket]
 Says = Callable[[str], FlaskClient]
 MOST_DRAFTS = 4
 MOST_BODY_BYTES = 65536
-EMBEDDED_LEN = 256  # less than the model's own context
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def client() -> Iterator[FlaskClient]:
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[FlaskClient]:
     """With the embedded model: grammars need its vocabulary."""
-    config = Config(mode="dynamic", model="embedded", max_batch_size=8, max_model_len=EMBEDDED_LEN)
+    config = Config(mode="dynamic", model="embedded", max_batch_size=8, max_model_len=256)
     with running(create_app(config)) as client:
         yield client
 

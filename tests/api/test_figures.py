@@ -1,13 +1,10 @@
-"""What operators see: `/metrics`, read by Prometheus' own parser, `/stats`, headers and recordings,
-against the answers that were given."""
+"""What operators see: `/metrics`, read by Prometheus' own parser, `/stats` and headers, against the
+answers that were given."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -18,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.config import Config
 from telemetry.stats import Histogram
 from tests.api.conftest import TWO, serving, speculating, stats_of
-from tests.support.dialects import NATIVE, TGI, Json, ask
-from tests.support.openai_calls import CHAT, chat, chunks
+from tests.support.dialects import TGI, Json, ask
+from tests.support.openai_calls import chat
 
 Labels = tuple[tuple[str, str], ...]
 # what is read by TGI's Grafana dashboard (of a server that does not concatenate batches), by the
@@ -89,9 +86,6 @@ def test_names_of_tgi_and_vllm_are_there_with_their_types(client: FlaskClient) -
     success = found["vllm:request_success"].samples
     assert {sample.labels["finished_reason"] for sample in success} == {"length", "stop"}
     assert sum(sample.value for sample in success) == 1
-    bounds = [s.labels["le"] for s in found["tgi_request_duration"].samples if "le" in s.labels]
-    assert float(bounds[0]) == pytest.approx(0.00015)
-    assert len(bounds) == 36
     (blocks,) = found["vllm:cache_config_info"].samples
     tokens = int(blocks.labels["block_size"]) * int(blocks.labels["num_gpu_blocks"])
     assert tokens == scrape(client)["eb_kv_budget_tokens", ()]
@@ -107,7 +101,6 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
     assert found["tgi_request_success", ()] == 3
     assert found["tgi_request_failure", (("err", "validation"),)] == 3
     assert found["eb_generated_tokens_total", ()] == 1 + 2 + 3
-    assert found["tgi_request_generated_tokens_sum", ()] == 1 + 2 + 3
     assert found["tgi_request_input_length_sum", ()] == 3 * 3
     assert found["tgi_request_duration_count", ()] == 3
     decode_s = found["eb_request_decode_seconds_sum", ()]
@@ -119,9 +112,6 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
     assert found["eb_inter_token_seconds_sum", immediate] == pytest.approx(decode_s)
     assert found["tgi_batch_inference_count", (("method", "prefill"),)] == 3
     assert found["tgi_batch_inference_count", (("method", "decode"),)] == 0 + 1 + 2
-    assert found["tgi_batch_next_size_count", ()] == 6
-    assert found["tgi_queue_size", ()] == found["tgi_batch_current_size", ()] == 0
-    assert found["eb_kv_used_tokens", ()] == 0
     assert found["eb_kv_budget_tokens", ()] == found["tgi_batch_max_total_tokens", ()] > 0
     client.post("/stats/reset")  # leaves the counters alone
     assert scrape(client)["tgi_request_success", ()] == 3
@@ -182,35 +172,4 @@ def test_drafts_are_told_in_statistics_metrics_headers_and_usage(client: FlaskCl
         details = chat(drafting, **fields)["usage"]["completion_tokens_details"]
         told = {kind: details[f"{kind}_prediction_tokens"] for kind in ("accepted", "rejected")}
         assert stats_of(drafting)["drafts"] == told
-        streamed = chunks(drafting, CHAT, **fields, stream_options={"include_usage": True})
-        assert streamed[-1]["usage"]["completion_tokens_details"] == details
     assert "x-accepted-drafts" not in ask(client, TGI).headers, "without drafts"
-
-
-# --- recordings -----------------------------------------------------------------------------
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_recording_has_every_request_and_adds_up_to_stats(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    with serving(Config(mode="dynamic", record=str(path), data_dir=str(tmp_path))) as client:
-        for tokens in (3, 8):
-            assert ask(client, NATIVE, "hello", tokens).status_code == 200
-        stats = stats_of(client)
-    head, *lines = lines_of(path)
-    assert (head["type"], head["version"], head["mode"]) == ("head", 1, "dynamic")
-    iterations = [line for line in lines if line["type"] == "iteration"]
-    assert sum(line["generated"] for line in iterations) == stats["total-tokens-handled"] == 11
-    for request, tokens in enumerate((3, 8)):
-        (arrived,) = (e for e in lines if e["type"] == "arrived" and e["request"] == request)
-        (ended,) = (e for e in lines if e["type"] == "ended" and e["request"] == request)
-        mine = [i for i in iterations if request in [row[0] for row in i["rows"]]]
-        kinds = [row[3] for line in mine for row in line["rows"]]
-        assert kinds == ["prefill", *["decode"] * (tokens - 1)]
-        assert (arrived["max_tokens"], ended["generated"]) == (tokens, tokens)
-        assert arrived["at_s"] <= ended["admitted_s"] <= mine[0]["start_s"]
-        last_s = mine[-1]["start_s"] + mine[-1]["duration_s"]
-        assert ended["last_token_s"] == pytest.approx(last_s, abs=1e-9)

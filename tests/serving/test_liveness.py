@@ -67,19 +67,6 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
     assert ends_of(world, look) == ["failed", "failed", "length", "length"]
 
 
-def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs() -> None:
-    world = World(MODES[1], request_timeout_s=10.0)
-    ended, running = world.submit([1, 2], HUNG - 2), world.submit([3], 9)
-
-    def look() -> None:
-        world.manager.give_up_overdue(10.2)
-        assert running.event.is_set()
-        assert not ended.event.is_set()
-        world.now_s = 10.3
-
-    assert ends_of(world, look) == ["length", "failed"]
-
-
 @pytest.mark.parametrize(
     ("predicted_s", "lost_until_s", "stopped_until_s", "limit_s"),
     [(None, 0, 0, 600), (60.0, 0, 0, 600), (100.0, 0, 0, 1000), (None, 5000, 0, 5600),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from api.limits import MOST_STOP_CHARACTERS
 from api.openai.fields.shared import MOST_STOPS, seed_of_choice
 from serving.config import Config
-from tests.api.conftest import EMBEDDED_LEN, serving
+from tests.api.conftest import serving
 from tests.api.test_answers import expected
-from tests.support.dialects import NATIVE, TGI, events, refused
+from tests.support.dialects import TGI, events
 from tests.support.dialects import ask as ask_any
 from tests.support.hash_app import END_ID, byte_tokenizer, spelled
 from tests.support.hashed import reference, reference_logprob
@@ -285,11 +285,3 @@ def test_a_grammar_is_kept_on_tgis_api(embedded: FlaskClient, grammar: Json, pat
     assert answer["details"]["finish_reason"] == "eos_token"
     last = events(ask_any(embedded, TGI, tokens=60, grammar=grammar, stream=True))[-1]
     assert last["generated_text"] == answer["generated_text"]
-
-
-def test_the_limit_may_be_less_than_the_models_own(embedded: FlaskClient) -> None:
-    (card,) = embedded.get("/v1/models").get_json()["data"]
-    assert card["max_model_len"] == EMBEDDED_LEN
-    answer = ask_any(embedded, NATIVE, tokens=EMBEDDED_LEN)
-    assert f"context of {EMBEDDED_LEN}" in refused(answer, NATIVE)
-    assert ask_any(embedded, NATIVE, tokens=EMBEDDED_LEN - 8).status_code == 200

@@ -24,7 +24,7 @@ from tests.api.openai.test_tools import ADDING, CALL, PARIS
 from tests.api.openai.test_tools import TOOLS as OF_CHAT
 from tests.support.dialects import TGI, Json
 from tests.support.dialects import ask as ask_any
-from tests.support.openai_calls import CHAT, alike, calls_of, chat, chunks, is_error
+from tests.support.openai_calls import CHAT, alike, calls_of, chat, is_error
 from tests.support.openai_calls import both as both_chats
 from tests.support.process import eventually
 
@@ -248,8 +248,6 @@ def test_a_response_that_is_generated_can_be_cancelled_and_not_continued(tmp_pat
 def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> None:
     fields: Json = {"background": True, "store": True, "seed": 5, "max_output_tokens": 20}
     parts = events(store, **fields)
-    kinds = [event["type"].removeprefix("response.") for event in parts]
-    assert kinds[:4] == ["created", "queued", "in_progress", "output_item.added"]
     statuses = [parts[number]["response"]["status"] for number in range(3)]
     assert statuses == ["queued", "queued", "in_progress"]
     last = parts[-1]["response"]
@@ -266,9 +264,6 @@ def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> N
         assert events_of(again(f"stream=true&starting_after={number}")) == parts[number + 1 :]
     is_error(again("stream=true", key=TWO), 404)
     is_error(again("stream=true&starting_after=-1"), 400, "starting_after")
-    is_error(again("starting_after=1"), 400, "starting_after")
-    other = store.get(f"/v1/responses/{respond(store, store=True)['id']}?stream=true")
-    assert "'background'" in is_error(other, 400, "stream"), "only of such streams events are kept"
     store.delete(path)
     is_error(again("stream=true"), 404)
 
@@ -313,14 +308,11 @@ NAMED: list[tuple[str, object, str]] = [
     ("input", [{"role": "tool", "content": "x"}], "function_call_output"),
     ("input", [], "array"),
     ("input", ["hello"], "items"),
-    ("input", None, "string"),
     ("input", [0] * (MOST_MESSAGES + 1), "4096"),
     ("input", [{"role": "user", "content": [0] * MOST_MESSAGES}], "4096"),
-    ("reasoning", {"effort": 3}, "strings"),
     ("text", {"verbosity": "none"}, "verbosity"),
     ("text", {"format": ODD}, "type"),
     ("text", {"format": {"type": "xml"}}, "json_schema"),
-    ("conversation", "conv_1", "not supported"),
     ("prompt", {"id": "p"}, "not supported"),
 ]
 
@@ -336,15 +328,6 @@ def test_what_is_not_supported_is_refused_by_name_streamed_or_not(
         assert said in message
     assert "background" in is_error(ask(client, background=True), 400, "store")
     assert "/compact" in is_error(client.post("/v1/responses/compact", json={}), 404)
-
-
-def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Path) -> None:
-    config = Config(mode="dynamic", data_dir=str(tmp_path), max_stored_bytes=2000)
-    with serving(config) as client:
-        while (answer := ask(client, store=True, max_output_tokens=1)).status_code == 200:
-            pass
-        assert "--max-stored-bytes" in is_error(answer, 413)
-        respond(client)
 
 
 # the parts of Qwen3's template that concern reasoning
@@ -395,9 +378,6 @@ def test_reasoning_is_apart_from_the_answer_streamed_or_not(
     assert tokens.decode().strip() == answer
     details = whole["usage"]["completion_tokens_details"]
     assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
-    deltas = [part["choices"][0]["delta"] for part in chunks(thinking, CHAT, tools=OF_CHAT)]
-    kinds = ["reasoning_content" in delta for delta in deltas if delta.get("role") is None]
-    assert kinds == sorted(kinds, reverse=True), "all of it comes first"
 
 
 def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says) -> None:
@@ -409,11 +389,6 @@ def test_a_response_has_an_item_of_reasoning_which_may_be_sent_back(thinks: Says
     assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
     details = last["usage"]["output_tokens_details"]
     assert details == {"reasoning_tokens": len(BEFORE.rstrip())}
-    parts = [e for e in events(thinking, seed=1) if e.get("output_index") == 0]
-    kinds = [event["type"].removeprefix("response.") for event in parts]
-    assert kinds[:2] == ["output_item.added", "content_part.added"]
-    assert kinds[-3:] == ["reasoning_text.done", "content_part.done", "output_item.done"]
-    assert set(kinds[2:-3]) == {"reasoning_text.delta"}
 
     def counted(items: list[Json]) -> int:
         user = {"role": "user", "content": "x"}
