@@ -1,5 +1,5 @@
 """TGI's API: what may be asked, TGI's words for what may not, and what is answered. Texts as tokens
-and back, in vLLM's shape, too, and the path that takes any dialect."""
+and back, in vLLM's shape, too."""
 
 from __future__ import annotations
 

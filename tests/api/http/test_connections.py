@@ -6,7 +6,6 @@ between which others have the processor."""
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import socket
 import threading
@@ -33,7 +32,6 @@ from api.http.worker.intake import ARRIVED_S, Intake
 from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
 from api.http.worker.threads import Threads
 from api.http.writer import Writer
-from api.stream import text_event
 from app import create_app
 from serving.config import Config as ServerConfig
 from tests.api.conftest import Pair
@@ -279,15 +277,6 @@ def test_work_for_which_no_thread_can_start_is_not_kept(monkeypatch: pytest.Monk
 
 
 MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000
-
-
-def test_an_event_of_a_text_is_what_json_writes() -> None:
-    def made(text: str) -> dict[str, object]:
-        return {"id": '"', "choices": [{"index": 0, "text": text, "logprobs": None}]}
-
-    told = '"\\/</\x00\x1f\n\x7f\x80\u2028\ufeff\ud800 \udfff\ud800\U0001f600\ufdd0\uffff'
-    written = json.dumps(made(told), separators=(",", ":"))
-    assert text_event(made)(told) == b"data: " + written.encode() + b"\n\n"
 
 
 def test_a_stream_waits_for_its_client_and_fails_for_its_handler(pair: Pair) -> None:

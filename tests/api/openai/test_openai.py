@@ -259,18 +259,6 @@ def test_a_constraint_is_kept_on_openais_api(
     assert re.fullmatch(pattern, completion["choices"][0]["text"])
 
 
-def test_choices_streams_and_logprobs_keep_it_too(embedded: FlaskClient) -> None:
-    """Forced tokens are counted and scored as others are."""
-    fields: Json = {"response_format": named(POINT), "max_tokens": 60, "seed": 1, "n": 3}
-    free, scored = both(embedded, CHAT, **fields), both(embedded, CHAT, **fields, logprobs=True)
-    assert free["usage"] == scored["usage"]
-    for choice, other in zip(scored["choices"], free["choices"], strict=True):
-        text = choice["message"]["content"]
-        assert SHAPE.fullmatch(text)
-        assert text == other["message"]["content"]
-        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == text
-
-
 @pytest.mark.parametrize(
     ("grammar", "pattern"),
     [
