@@ -35,7 +35,6 @@ from client.analysis.statistics import (
     excludes,
     exponential,
     mean_interval,
-    share_interval,
 )
 from client.comparison.fleet import Fleet
 from client.comparison.runs import calibrate, knee
@@ -85,8 +84,7 @@ class Probe:
 
     def decided(self, share: float) -> bool:
         """Whether another run is needless: the binomial interval excludes the share."""
-        interval = share_interval(self.good * self.asked, self.asked)
-        return self.verdict != VALID or excludes(interval, share)
+        return self.verdict != VALID or excludes(self.good * self.asked, self.asked, share)
 
 
 def tried(seed: int, rate: float, played: Sequence[tuple[RunFigures, str]]) -> Probe:

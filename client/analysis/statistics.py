@@ -82,19 +82,11 @@ def mean_interval(values: Sequence[float], *, skewed: bool = False) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def share_interval(good: float, n: int) -> Interval:
-    """The interval of a share from n independent requests (Wilson, JASA 22, 1927)."""
+def excludes(good: float, n: int, share: float) -> bool:
+    """Whether so many good ones of n independent requests would be a surprise if the true share
+    were this: the score test, whose interval is Wilson's (JASA 22, 1927)."""
     z = NormalDist().inv_cdf(0.975)
-    share = good / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def excludes(interval: Interval, value: float) -> bool:
-    """Whether the value lies outside."""
-    low, high = interval.low, interval.high
-    return low is not None and high is not None and not low <= value <= high
+    return abs(good / n - share) > z * math.sqrt(share * (1 - share) / n)
 
 
 def rate_interval(values: Sequence[float]) -> Interval:

@@ -78,7 +78,7 @@ def comparison_table(
 ) -> Table:
     """One row a system and load; those that a failed system did not reach say so."""
     tail = tail_of([p.latencies["e2e"].size for p in points])
-    ranks = (50,) if short else (50, tail)  # those that fit on a terminal's line
+    ranks: tuple[float, ...] = (50,) if short else (50, tail)  # those that fit on a terminal's line
     columns = [
         Column(THROUGHPUT.name, THROUGHPUT.key, lambda p: f"{p.throughput.value:,.0f}"),
         *(_latency(TTFT, rank) for rank in ranks),
