@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 9800,
     "benchmarks": 5993,
-    "client": 8606,
+    "client": 8596,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2533,
@@ -29,7 +29,7 @@ LINES = {
     "router": 3518,
     "runtime": 5738,
     "scheduling": 2479,
-    "tests": 29614,
+    "tests": 29615,
     "text": 2035,
     "others": 8709,
 }
