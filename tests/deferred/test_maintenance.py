@@ -1,17 +1,20 @@
-"""The turns of the maintenance on a real store."""
+"""The turns of the maintenance on a real store, and when a server opens its store."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from deferred import lines
 from deferred.entities import Batch, NewBatch, Unrun
+from deferred.errors import StoreError
+from deferred.jobs import Jobs
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore
 from deferred.store.schema import batch_items
@@ -26,6 +29,7 @@ from tests.deferred.jobs import (
     started,
     upload,
 )
+from tests.support.process import eventually
 
 URL = "/v1/completions"
 
@@ -138,3 +142,23 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
     maintenance.turn()
     assert sqlite_store.batches.get(OWNER, large.id).counts.total == 40
+
+
+def test_a_store_is_made_when_it_is_used_and_resumed_at_start_where_it_is_there(
+    tmp_path: Path,
+) -> None:
+    for folder in (tmp_path / "jobs", tmp_path / "jobs"):
+        first = not folder.exists()
+        limits: Any = {"window": 4, "most_line_bytes": 100, "retention_s": 3600}
+        jobs = Jobs(folder, None, names=["m"], hurried=lambda: False, **limits)  # type: ignore[arg-type]
+        jobs.start()
+        if first:
+            assert jobs.describe() == {"store": "unused"}
+            assert not folder.exists()
+            assert jobs.store.files.list("", 0.0).data == ()
+        eventually(lambda: jobs.describe()["store"] == "open")  # noqa: B023
+        jobs.stop(60)
+        jobs.close()
+        assert not [one for one in threading.enumerate() if one.name.startswith("batch-")]
+        with pytest.raises(StoreError, match="shutting down"):
+            _ = jobs.store

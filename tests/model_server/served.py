@@ -69,7 +69,6 @@ def served(
     addresses: Sequence[str] = (),
     mode: str = "dynamic",
     max_batch_size: int = 64,
-    loaded: bool = True,
 ) -> Iterator[Served]:
     """One shard. `addresses`: of all of them, where there are several."""
     addresses = addresses or [address]
@@ -93,8 +92,7 @@ def served(
 
     thread = threading.Thread(target=run)
     thread.start()
-    if loaded:
-        service.model = model
+    service.model = model
     try:
         yield Served(address, model, service, calls, failures)
     finally:

@@ -1,14 +1,9 @@
 """Options, environment variables and upstream lists. The parse cases restate
 text-inference-batcher's tests of `parseUpstreams`."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from router.config import parse_upstreams, parse_upstreams_file
-from tests.router.conftest import Pair
 
 TWO = ["http://llama-2:8000", "http://falcon:8000"]
 
@@ -46,17 +41,3 @@ def test_the_upstreams_file_has_limits_keys_and_comments_and_bad_lines_have_a_nu
     for line in ("http://a:1 limit=0", "http://a:1 weight=2", "ftp://a:1"):
         with pytest.raises(ValueError, match="line 2"):
             parse_upstreams_file(f"http://ok:1\n{line}\n", 1)
-
-
-def test_a_port_in_use_is_one_line_and_an_earlier_record_stays(
-    shared: Pair, tmp_path: Path
-) -> None:
-    record = tmp_path / "run.jsonl"
-    record.write_text("an earlier run")
-    options = [f"--port={shared.upstream.port}", f"--record={record}", "--upstreams=http://a:1"]
-    command = [sys.executable, "-m", "router", *options]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "address already in use" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert record.read_text() == "an earlier run"

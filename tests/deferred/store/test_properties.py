@@ -255,10 +255,6 @@ class Walk:
             job.enter(job.outcome or "completed", self.now_s)
             output = lines_of(self.store, OWNER, batch.output_file_id, self.now_s)
             errors = lines_of(self.store, OWNER, batch.error_file_id, self.now_s)
-            for id, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
-                if id is not None:
-                    file = self.store.files.get(OWNER, id, self.now_s)
-                    assert file.filename == f"{job.id}_{kind}.jsonl"
             lines = list(enumerate(job.lines, start=1))
             assert [(one["custom_id"], one["attempt"]) for one in output] == [
                 (f"id-{number}", line.attempt)

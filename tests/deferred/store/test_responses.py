@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from deferred.entities import NewResponse, StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, QuotaExceededError
-from deferred.store import JobStore, open_store
+from deferred.store import JobStore
 from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER
 
 PLENTY = 10_000
@@ -73,14 +71,3 @@ def test_a_response_that_is_generated_ends_once_and_counts_in_the_quota(store: J
         store.responses.require_room(OWNER, 2, 10)
     store.responses.delete(OWNER, "a", NOW_S)
     store.responses.require_room(OWNER, 10, 10)
-
-
-def test_what_an_earlier_process_generated_is_lost(data_dir: Path) -> None:
-    store = open_store(data_dir)
-    create(store, "running", lost_at=NOW_S + 1000)
-    done = create(store, "done")
-    store.close()
-    again = open_store(data_dir)
-    assert again.responses.get(OWNER, "running", NOW_S).lost_at == 0.0
-    assert again.responses.get(OWNER, "done", NOW_S) == done
-    again.close()
