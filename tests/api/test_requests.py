@@ -202,8 +202,8 @@ def test_a_line_of_the_log_has_an_id_its_cost_and_no_breaks(
         answer.close()
         assert (answer.headers["X-Request-Id"] == sent) == (sent == "mine")
         assert 'GET "/no\\nwhere" 404' in formatter("plain").format(caplog.records[-1])
-    with ask(client, NATIVE, "hello", 5, stream=True) as answer:
-        assert answer.get_data()
+    with ask(client, NATIVE, "hello", 5, stream=True) as streamed:
+        assert streamed.get_data()
     line = json.loads(formatter("json").format(caplog.records[-1]))
     told = [line[name] for name in ("path", "prompt_tokens", "generated_tokens", "ends")]
     assert told == [NATIVE, 5, 5, ["length"]]
