@@ -10,7 +10,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -304,6 +304,33 @@ def test_a_stream_waits_for_its_client_and_fails_for_its_handler(pair: Pair) -> 
         with pytest.raises(ZeroDivisionError, match="a fault"):
             body.result(PATIENCE_S)
         assert rest + reader.read(200) == b"".join([MORE_THAN_A_SOCKET_HOLDS[1:], *numbers])
+
+
+def test_no_departure_ends_the_watch_over_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """While the thread is held, two leave at once. The first cannot be cancelled; the handler of
+    the second is done, its socket closed, before its turn."""
+    departures, held = Departures(), threading.Event()
+    pairs = [socket.socketpair() for _ in range(3)]
+    unwatch, left = list[Callable[[], None]](), list[int]()
+
+    def leave(number: int) -> None:
+        assert held.wait(PATIENCE_S)
+        if number:
+            left.append(number)
+            unwatch[3 - number]()
+            pairs[3 - number][0].close()
+            raise ZeroDivisionError("a fault")
+
+    for number, (ours, _) in enumerate(pairs):
+        unwatch.append(departures.watch(ours, partial(leave, number)))
+    for _, theirs in pairs:
+        theirs.close()
+    held.set()
+    _flush(departures)
+    assert len(left) == 1
+    assert "a fault" in caplog.text
+    for ours, _ in pairs:
+        ours.close()
 
 
 def test_data_is_not_read_and_is_not_a_departure(pair: Pair) -> None:
