@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from deferred.entities import File, LineResult, NewBatch
-from deferred.errors import NotFoundError, QuotaExceededError
+from deferred.errors import FileTooLargeError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
 from deferred.store.files import ABANDONED_S
 from deferred.store.quota import stored_bytes
@@ -43,6 +43,16 @@ def test_a_file_comes_back_as_it_was_sent_whatever_its_pieces(store: JobStore, s
     read = list(store.files.content(OWNER, file.id, NOW_S))
     assert b"".join(read) == data
     assert all(len(piece) <= CHUNK_BYTES for piece in read)
+
+
+def test_a_file_at_its_limit_is_taken_and_one_byte_more_leaves_nothing(store: JobStore) -> None:
+    limit = 3 * CHUNK_BYTES
+    assert upload(store, limit, max_bytes=limit)
+    with pytest.raises(FileTooLargeError, match=str(limit)):
+        upload(store, limit + 1, max_bytes=limit)
+    assert len(store.files.list(OWNER, NOW_S).data) == 1
+    store.sweep(NOW_S, 0.0)
+    assert rows_of(store, file_chunks) == 3
 
 
 def test_an_upload_that_breaks_off_or_never_ends_is_not_seen_and_swept(store: JobStore) -> None:

@@ -48,12 +48,14 @@ def test_a_removed_server_of_a_name_stays_away_while_the_name_lists_it() -> None
 
 def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
     fleet = Upstreams()
+    fleet.add(Spec("http://env:1", 1), "environment")
     fleet.reconcile(POD_SOURCE, [POD])
     changed = fleet.add(replace(POD, limit=9), "admin")
     fleet.reconcile(POD_SOURCE, [POD])
     assert changed.spec.limit == 9
     fleet.reconcile(POD_SOURCE, [replace(POD, limit=2)])
     assert changed.spec.limit == 2
+    assert [u.url for u in fleet] == ["http://env:1", POD.url], "other sources are kept"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,17 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
             dispatcher.release(request, outcome, 0.0)
     states = [u.breaker.state(0.0) for u in fleet]
     assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
+
+
+def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
+    fleet = fleet_of(2)
+    dispatcher = dispatcher_over(fleet)
+    for _ in range(LEAST_FAILURES):
+        dispatcher.release(dispatcher.arrive("m", 0.0), AttemptEnd.UNREACHABLE, 0.0)
+    trial, waiting = dispatcher.arrive("m", 5.0), dispatcher.arrive("m", 5.0)
+    assert waiting.state is RequestState.WAITING
+    dispatcher.began(trial, 6.0)
+    assert at(waiting) is at(trial)
 
 
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
