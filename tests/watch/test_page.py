@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page
 
 from tests.support.process import PATIENCE_S, Server, serving
 
@@ -103,27 +103,3 @@ def test_a_typed_prompt_reaches_the_model_in_its_chat_template(page: Page, watch
         "shown => document.querySelector('#answer').textContent === shown",
         arg=f"Why?\n{text['answer']}",
     )
-
-
-def test_a_text_that_comes_late_stays_away_from_what_was_chosen_since(
-    page: Page, watched: Server
-) -> None:
-    opened(page, watched, "live")
-    asked(watched, 2, num_tokens=4)
-    page.wait_for_function(f"{ENDED}.length >= 2")
-    late, chosen = page.evaluate(f"{ENDED}.slice(-2).map(r => r.id)")
-    held: list[Route] = []
-    page.route(f"**/watch/text/{late}", lambda route: held.append(route))
-    page.evaluate(
-        "import('/watch/page/detail.js').then(page => { window.shown = []; window.show = id => "
-        "void shown.push(page.showRequest(watch.store, watch.store.requests.get(id), '')) })"
-    )
-    with page.expect_request(f"**/watch/text/{late}"):
-        page.evaluate(f"show({late})")
-    page.evaluate(f"show({chosen})")
-    page.wait_for_selector("#detail pre")
-    shown = page.inner_text("#detail")
-    assert f"request {chosen}:" in shown
-    held[0].continue_()
-    page.evaluate("Promise.all(shown)")
-    assert page.inner_text("#detail") == shown
