@@ -351,10 +351,11 @@ class Walk:
         worker, known = self.worker, [item.lease for item in self.seen]
         held = {item.lease for item in self.seen if self.line_of(item, worker)}
         assert self.store.items.heartbeat(worker, known, self.now_s) == held
-        leased: list[Line | Job] = [*self.lines("running"), *self.jobs.values()]
+        jobs = [job for job in self.jobs.values() if job.worker == worker]
+        lines = [line for item in self.seen if (line := self.line_of(item, worker))]
+        leased: list[Line | Job] = [*lines, *jobs]
         for one in leased:
-            if one.worker == worker:
-                one.until = self.now_s + LEASE_S
+            one.until = self.now_s + LEASE_S
 
     def release(self) -> None:
         worker = self.worker
