@@ -4,7 +4,6 @@ command line."""
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from client.options import client, compare
 from client.options.rules import check
 from client.workloads.workload_file import Workload
 
-CLIENT, COMPARE, CAPACITY = client.parser(), compare.parser(), capacity.parser()
+CLIENT, COMPARE = client.parser(), compare.parser()
 DOWN = "--target http://127.0.0.1:1"
 RUNNING = "--modes '' --target a=http://h"
 
@@ -76,39 +75,11 @@ def test_what_has_no_effect_or_is_not_allowed_is_refused_with_the_reason(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("parser", "options"),
-    [
-        (CLIENT, "--drain-s 0 --warmup 0 --deferred-share 0.5 --deadline-s 3"),
-        (COMPARE, "--target a=http://h --model gpt2"),  # beside modes that are started
-        (CAPACITY, "--mode static --start-s 5 -- --max-batch-size 2"),
-    ],
-)
-def test_options_that_go_together_are_accepted(parser: ArgumentParser, options: str) -> None:
-    check(parser.parse_args(shlex.split(options)))
-
-
 def made(options: str) -> Workload:
     """What would be sent."""
     args = CLIENT.parse_args(shlex.split(options))
     check(args)
     return client.workload_of(args)
-
-
-@pytest.mark.parametrize(
-    ("options", "count", "allowed"),
-    [
-        ("--numtokens_range 3 5", 100, {3, 5}),
-        ("--selection buckets", 100, set(range(5, 150, 5))),
-        ("--duration 20 --rate 3", 60, set(range(1, 201))),
-    ],
-)
-def test_the_originals_options_choose_the_lengths_and_how_many(
-    options: str, count: int, allowed: set[int]
-) -> None:
-    requests = made(options).requests
-    assert len(requests) == count
-    assert {r.output_tokens for r in requests} <= allowed
 
 
 def test_a_duration_ends_a_trace(tmp_path: Path) -> None:

@@ -39,18 +39,6 @@ def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     assert not judge(slow, measure(slow)).voids
 
 
-@pytest.mark.parametrize(
-    ("gap", "void"), [(0.05, {"itl"}), (0.015, {"itl", "tpot"})], ids=["slow", "quick"]
-)
-def test_a_late_client_distorts_tpot_by_its_share_of_a_token(gap: float, void: set[str]) -> None:
-    """Each request leaves 20 ms late, which is 4 ms for each of its five tokens; five times that
-    is the limit. A gap between tokens may hold the lateness whole."""
-    late = [outcome(i, at=i * 0.1, sent=i * 0.1 + 0.02, first=1.0, gap=gap) for i in range(100)]
-    run = run_of(late)
-    found = {v.figure for v in judge(run, measure(run)).voids}
-    assert {name for name in ("itl", "tpot") if f"{name}_p50" in found} == void
-
-
 def test_the_headline_states_no_ratio_of_a_figure_that_the_client_falsified() -> None:
     late = [
         result(late_client(first=0.05, every=1), seed, system=name)
@@ -203,17 +191,6 @@ def test_each_system_counts_at_the_load_where_it_delivers_most() -> None:
     assert all(p.ratios["throughput"] is None for p in found.pairs)
     brackets = {b.system: (b.passed, b.failed) for b in found.capacities}
     assert brackets["nobatch"] == (0.8, 2.0), "its queue would grow, whatever the objectives say"
-
-
-def test_a_system_that_keeps_up_where_it_delivers_most_has_no_known_limit() -> None:
-    made = [
-        delivering(tokens_per_s, verdict, load, "dynamic", seed)
-        for load, tokens_per_s, verdict in ((1.0, 90.0, SATURATED), (2.0, 100.0, VALID))
-        for seed in range(3)
-    ]
-    found = headline(points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
-    assert not found.limits
-    assert not found.limit_ratios
 
 
 def test_a_run_that_is_left_out_at_one_load_leaves_the_seeds_of_the_limits_alone() -> None:

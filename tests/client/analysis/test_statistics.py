@@ -116,19 +116,6 @@ def test_the_ratio_of_the_best_covers_the_truth_however_close_the_loads_are(
     assert 0.92 <= hits / 400 <= 0.98
 
 
-def test_with_one_load_on_each_side_the_ratio_of_the_best_is_the_paired_ratio() -> None:
-    a, b = np.array([[2.0, 2.4, 1.9, 2.2]]), np.array([[1.0, 1.1, 1.0, 1.2]])
-    best, paired = best_ratio(a, b), paired_ratio(a[0].tolist(), b[0].tolist())
-    assert best is not None
-    assert paired is not None
-    assert best.value == pytest.approx(paired.value)
-    assert best.low == pytest.approx(paired.low, rel=5e-3)
-    assert best.high == pytest.approx(paired.high, rel=5e-3)
-    assert best_ratio(a[:, :1], b[:, :1]) == Interval(2.0, None, None), "one seed has no interval"
-    assert best_ratio(a[:, :0], b[:, :0]) is None
-    assert best_ratio(a, 0 * b) is None
-
-
 @pytest.mark.parametrize("rank", [50, 90, 99])
 def test_a_pooled_percentile_is_that_of_the_blocks_as_often_as_they_were_drawn(rank: int) -> None:
     rng = np.random.default_rng(0)
@@ -138,11 +125,6 @@ def test_a_pooled_percentile_is_that_of_the_blocks_as_often_as_they_were_drawn(r
     for row, figure in zip(counts, found, strict=True):
         together = np.concatenate([np.tile(v, times) for v, times in zip(values, row, strict=True)])
         assert figure == ranked(together, rank)
-
-
-def test_a_pooled_mean_weighs_blocks_by_their_values() -> None:
-    values = [np.array([1.0, 1.0, 1.0]), np.array([5.0])]
-    assert pooled(values, np.array([[1, 1], [0, 2]]), None).tolist() == [2.0, 5.0]
 
 
 def test_the_error_is_that_of_scipys_bootstrap_over_blocks() -> None:
@@ -155,11 +137,3 @@ def test_the_error_is_that_of_scipys_bootstrap_over_blocks() -> None:
     )  # fmt: skip
     assert effect is not None
     assert effect.error == pytest.approx(theirs.standard_error * (6 / 5) ** 0.5, rel=0.08)
-
-
-def test_there_is_no_ratio_of_one_block_of_nothing_or_of_what_never_ended() -> None:
-    one = np.array([1.0, 2.0])
-    assert pooled_ratio([one], [one], None) is None
-    assert pooled_ratio([one, np.zeros(0)], [one, one], None) is None
-    assert pooled_ratio([one, np.array([np.inf])], [one, one], 99) is None
-    assert pooled_ratio([one, one], [0 * one, 0 * one], None) is None

@@ -15,7 +15,6 @@ from client.claims.verdict import (
     TOO_CLOSE,
     Block,
     doubted,
-    events,
     false_alarms,
     find,
 )
@@ -98,14 +97,3 @@ def test_an_effect_that_may_be_noise_or_is_of_few_events_is_too_close_to_call(
     judged = doubted(finding, alarms, count)
     assert judged.verdict == (TOO_CLOSE if words else SEEN)
     assert words in judged.reason
-
-
-def test_events_of_a_share_are_counted_over_all_runs() -> None:
-    """The half that each run has besides is none."""
-    some, none = np.array([1.0, 0.0, 1.0, 0.5]), np.array([0.0, 0.5])
-    assert events([Block(none, some, none), Block(some, none, some)]) == 6
-
-
-def test_no_seed_is_no_verdict() -> None:
-    assert find([], None, less=True).verdict == TOO_CLOSE
-    assert false_alarms([], None, less=True) is None

@@ -49,14 +49,6 @@ def test_compared_runs_are_back_to_back_and_a_steady_drift_of_the_machine_cancel
     assert len(set(map(tuple, orders))) > 1, "loads come in random order"
 
 
-def test_with_one_server_at_a_time_each_seed_starts_it_once() -> None:
-    jobs = schedule(plan(together=False))
-    starts = [jobs[0].system, *(b.system for a, b in pairwise(jobs) if a.system != b.system)]
-    # the last of a seed is the first of the next
-    assert starts == [*NAMES, *("static", "nobatch", "static", "dynamic") * 2, "static", "nobatch"]
-    assert len(jobs) == len(schedule(plan()))
-
-
 def told(asked: Plan) -> dict[str, set[float]]:
     """At which loads each system plays."""
     return {c.name: {j.load for j in schedule(asked) if j.system == c.name} for c in asked.systems}
@@ -113,10 +105,10 @@ def test_a_system_beside_another_plays_the_highest_load_with_which_that_one_keep
     assert [four.window_of(x) for x in four.loads] == [three.window_of(x) for x in four.loads]
 
 
-def planned_for(token_s: float, *words: str) -> Plan:
+def planned_for(token_s: float) -> Plan:
     """For a model with so many seconds a token alone, of which a batch computes four times as many
     a second."""
-    options = options_from(parser().parse_args(list(words)))
+    options = options_from(parser().parse_args([]))
     unit = Calibration(
         "nobatch", 1 / (50 * token_s), Isolated(0.0, 0.0, token_s), token_s, 100 * token_s, 8.0,
         streamed=True, requests=20,
@@ -139,12 +131,3 @@ def test_a_slower_model_has_longer_runs_then_more_time_then_fewer_seeds() -> Non
     for plan, token_s in zip(slow[:3], (0.008, 0.012, 0.02), strict=True):
         assert plan.window_s >= 4 * 100 * token_s or len(plan.seeds) == 3
         assert 280 < ends_s(plan) < 560
-
-
-def test_what_was_asked_for_stays() -> None:
-    plan = planned_for(0.02, "--seeds", "2", "--seed", "5", "--budget-s", "150")
-    assert plan.seeds == (5, 6)
-    assert ends_s(plan) < 150
-    assert planned_for(0.02, "--numsamples", "3").window_s == pytest.approx(3.0)
-    original = planned_for(0.02, "--original")
-    assert (original.loads, original.window_s, original.control) == ((1.0,), 100.0, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from client.analysis.comparison.results import Bracket, Headline, LimitRatio, Pair, Peak
@@ -59,17 +57,3 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     assert "TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90%" in capacity
     assert "dynamic batching sustained load 1 but not 8" in capacity
     assert "one request at a time did not sustain even load 1" in capacity
-
-
-def test_a_ratio_that_may_be_one_or_is_of_one_seed_says_so() -> None:
-    pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.9, 0.7, 1.2)})
-    assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]
-    one_seed = replace(pair, ratios={"ttft": Interval(0.065, None, None)})
-    latency = sentences(headline(pairs=(one_seed,)), POINTS, {})[1]
-    assert latency.endswith("0.065 times as long (too few seeds for an interval).")
-
-
-def test_missing_measurements_are_stated_not_guessed() -> None:
-    limit, latency, _ = sentences(headline(), POINTS, {})
-    assert limit.startswith("The throughput of dynamic batching at its limit is unknown")
-    assert latency.startswith("No other system kept up with dynamic batching")

@@ -43,13 +43,6 @@ def test_the_second_policy_is_compared_with_the_first_at_the_median_and_at_p99()
     assert tail.value == pytest.approx(0.5)
 
 
-def test_too_few_requests_of_all_seeds_together_have_no_p99() -> None:
-    """It takes 368."""
-    pair = compared(requests=75)
-    assert pair.ratios["ttft"] is not None
-    assert pair.ratios["ttft_p99"] is None
-
-
 def ran(system: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
     """A run of ten seconds that delivered so many tokens."""
     run = run_of([outcome(tokens=tokens, gap=0.01)])
