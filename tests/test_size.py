@@ -29,12 +29,12 @@ LINES = {
     "router": 3518,
     "runtime": 5738,
     "scheduling": 2479,
-    "tests": 29361,
+    "tests": 29397,
     "text": 2035,
     "others": 8709,
 }
 PRODUCT_LINES = 42163  # all but tests, benchmarks and client
-SHORT_FILES = 46
+SHORT_FILES = 45
 LONG_FUNCTIONS = 13
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 

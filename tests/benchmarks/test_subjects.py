@@ -1,15 +1,27 @@
-"""What single benchmarks do beside measuring: hostile neighbours, the original method."""
+"""What single benchmarks do beside measuring: a stall, hostile neighbours, the original method."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 
 from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.hostile import __main__ as neighbours
+from benchmarks.long_prompts import LongPromptsRun
 from benchmarks.modes.original import run_original
 from model import LoadOptions, load_model
 from models.weights.checkpoint import load_network
 from scheduling.policies.nobatch import NoBatch
+
+
+def test_a_stall_is_the_itl_to_that_of_the_same_tokens_without_the_prompts() -> None:
+    alone_s = np.linspace(1.0, 2.0, 101)  # contexts grow
+    alone_s[70] = 9.0  # something else ran on the machine
+    beside_s = np.linspace(1.0, 2.0, 101)
+    beside_s[60:90] *= 2.5
+    played = LongPromptsRun(beside_s, slice(60, 90), 0.0, 1.0, alone_s)
+    assert played.stall() == pytest.approx(2.5, rel=0.02)
 
 
 def test_a_neighbour_goes_on_beside_clients_whose_bodies_nobody_reads() -> None:

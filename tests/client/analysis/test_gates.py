@@ -39,6 +39,18 @@ def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     assert not judge(slow, measure(slow)).voids
 
 
+@pytest.mark.parametrize(
+    ("gap", "void"), [(0.05, {"itl"}), (0.015, {"itl", "tpot"})], ids=["slow", "quick"]
+)
+def test_a_late_client_distorts_tpot_by_its_share_of_a_token(gap: float, void: set[str]) -> None:
+    """Each request leaves 20 ms late, which is 4 ms for each of its five tokens; five times that
+    is the limit. A gap between tokens may hold the lateness whole."""
+    late = [outcome(i, at=i * 0.1, sent=i * 0.1 + 0.02, first=1.0, gap=gap) for i in range(100)]
+    run = run_of(late)
+    found = {v.figure for v in judge(run, measure(run)).voids}
+    assert {name for name in ("itl", "tpot") if f"{name}_p50" in found} == void
+
+
 def test_the_headline_states_no_ratio_of_a_figure_that_the_client_falsified() -> None:
     late = [
         result(late_client(first=0.05, every=1), seed, system=name)

@@ -73,3 +73,15 @@ def test_a_program_lasts_from_its_first_call_to_the_end_of_its_last() -> None:
     run = asking([first, second, alone], {"program": "p"}, {"program": "p"}, {})
     assert programs(run) == [[0, 1], [2]]
     assert program_per_token_s(run) == pytest.approx([(2.9 - 1.0) / 10, 0.9 / 5])
+
+
+def test_the_urgent_requests_are_those_of_the_lowest_number() -> None:
+    run = asking([outcome(0), outcome(1, first=2.0)], {"priority": 10}, {"priority": 0})
+    assert value("urgent_ttft_mean", run) == pytest.approx(2.0)
+
+
+def test_every_metric_of_the_claims_exists_and_of_latencies_are_seconds() -> None:
+    run = asking([outcome(0, first=0.5, gap=0.1, tokens=5)], {})
+    assert value("latency_per_token_mean", run) == pytest.approx(0.9 / 5)
+    assert np.isclose(METRICS["itl_p99"].values(run), 0.1).all()
+    assert value("throughput", run) == pytest.approx(1 / 0.9)
