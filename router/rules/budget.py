@@ -1,9 +1,10 @@
 """The retry budget of one upstream. Pure: callers pass the time.
 
 Of the requests first sent to an upstream within the last `WINDOW_S` seconds, a fifth may be sent
-again elsewhere, and beyond that ten, or as many as it serves at once: if it dies, all of these have
-to be sent again. If everything fails, the fleet sees about 1.2 times the load instead of a multiple
-(the idea is Finagle's `RetryBudget`).
+again elsewhere, and beyond that ten, or twice as many as it serves at once: if it dies, all of
+these have to be sent again, and so have those that took their places meanwhile. If everything
+fails, the fleet sees about 1.2 times the load instead of a multiple (the idea is Finagle's
+`RetryBudget`).
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ class RetryBudget:
         """Takes one retry from the budget. Returns False if the budget is spent. `places`: the
         requests that the upstream serves at once."""
         bucket = self._bucket(now)
-        if self._retries >= RATIO * self._sent + max(FLOOR, places):
+        if self._retries >= RATIO * self._sent + max(FLOOR, 2 * places):
             return False
         bucket[2] += 1
         self._retries += 1

@@ -121,8 +121,8 @@ class Dispatcher:
         self.tick(now)
 
     def may_retry(self, request: RoutedRequest, now: float) -> bool:
-        """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
-        upstream's budget."""
+        """Whether a released request may be tried elsewhere. If so, and a server received some of
+        it, takes one retry from the failed upstream's budget: a refused connection costs nothing."""
         failed = request.upstream
         if request.state is not RequestState.RELEASED or failed is None or now >= request.deadline:
             return False
@@ -132,7 +132,7 @@ class Dispatcher:
             return False
         if not self._has_another(request, now):
             return False
-        return failed.budget.withdraw(now, failed.spec.limit)
+        return not request.may_have_acted or failed.budget.withdraw(now, failed.spec.limit)
 
     def retry(self, request: RoutedRequest, now: float) -> None:
         """Tries a released request on another upstream. It keeps its old place in the queue."""

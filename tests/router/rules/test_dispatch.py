@@ -101,6 +101,21 @@ def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_nev
     assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
 
 
+@pytest.mark.parametrize(("outcome", "waves"), [("FAILURE", 2), ("UNREACHABLE", 9)])
+def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int) -> None:
+    fleet = fleet_of(20, 20)
+    dying, other = fleet
+    dispatcher = dispatcher_over(fleet)
+    for _ in range(waves):
+        other.in_flight, dying.breaker = 20, Breaker(open_s=5)
+        requests = [dispatcher.arrive("m", 0.0, client="a") for _ in range(20)]
+        other.in_flight = 0
+        for request in requests:
+            assert at(request) is dying
+            dispatcher.release(request, AttemptEnd[outcome], 0.0)
+            assert dispatcher.may_retry(request, 0.0)
+
+
 def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
     fleet = fleet_of(2)
     dispatcher = dispatcher_over(fleet)

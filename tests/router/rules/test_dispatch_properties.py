@@ -250,16 +250,19 @@ class Walk:
                 and len(request.tried) < LIMITS.max_attempts
                 and (request.repeatable or request.seq not in self.reached)
                 and self.now < request.deadline
-                and len(retried)
-                < budget.RATIO * len(recent) + max(budget.FLOOR, upstream.spec.limit)
+                and (
+                    request.seq not in self.reached
+                    or len(retried)
+                    < budget.RATIO * len(recent) + max(budget.FLOOR, 2 * upstream.spec.limit)
+                )
             )
             if outcome in (AttemptEnd.SUCCESS, AttemptEnd.DEPARTED) or self.rng.random() < 0.2:
                 may = False
             else:
                 assert self.dispatcher.may_retry(request, self.now) == may
-            if may:
+            if may and request.seq in self.reached:
                 known.retried.append(int(self.now))
-            else:
+            elif not may:
                 self.answers[request.seq] += 1
                 self.requests.remove(request)
 
