@@ -26,7 +26,7 @@ LINES = {
     "kernels": 1368,
     "model_server": 2533,
     "models": 2416,
-    "router": 3519,
+    "router": 3520,
     "runtime": 5738,
     "scheduling": 2479,
     "tests": 29415,

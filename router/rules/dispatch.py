@@ -121,8 +121,9 @@ class Dispatcher:
         self.tick(now)
 
     def may_retry(self, request: RoutedRequest, now: float) -> bool:
-        """Whether a released request may be tried elsewhere. If so, and a server received some of
-        it, takes one retry from the failed upstream's budget: a refused connection costs nothing."""
+        """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
+        upstream's budget, unless no server received any of it: a refused connection costs nothing.
+        """
         failed = request.upstream
         if request.state is not RequestState.RELEASED or failed is None or now >= request.deadline:
             return False
