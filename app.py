@@ -21,7 +21,6 @@ from flask import Flask
 
 from api import native, watch
 from api.defaults import SamplingDefaults, load_sampling_defaults
-from api.document.openapi import register_openapi
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
 from api.http.hooks import register_hooks
@@ -34,6 +33,7 @@ from api.openai import routes as openai
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
 from api.openai.served import ServedModel
+from api.openapi import register_openapi
 from api.responses import routes as responses
 from api.responses.calls import ResponseCalls
 from api.service import Description, Service, Texts

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from api.openapi import plain_errors
 from batching import BatchingManager
 from deferred.jobs import Jobs
 from records import PHASES, End
@@ -318,6 +319,7 @@ def register_metrics(
         registry.register(collector)
 
     @app.get("/metrics")
+    @plain_errors(media="text/plain")
     def page() -> Response:
         text = _TOTAL_OF_TGI.sub(rb"\1 ", generate_latest(registry))
         return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from api.defaults import SamplingDefaults
 from api.follow import Follower
 from api.http.body import read_body
+from api.http.errors import Error
 from api.limits import (
     COUNT,
     FRESH_SEED_BITS,
@@ -29,13 +30,14 @@ from api.limits import (
     Temperature,
     mass,
 )
-from api.service import READY, Description, Service
+from api.openapi import GENERATING, plain_errors
+from api.service import READY, Description, Health, Service
 from api.signals import Signals
 from api.stream import event, event_stream, text_event
 from engine.inference import Inference
 from records import RequestRecord
 from requested import Sampling, ServiceClass
-from telemetry.figures import Figures
+from telemetry.figures import Figures, Iterations
 from text.tokenizer import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
@@ -112,6 +114,13 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
+    @plain_errors(
+        404,
+        *GENERATING,
+        body=InferenceRequest,
+        whole=InferenceAnswer,
+        events=InferencePiece | InferenceEnd | Error,
+    )
     def inference() -> Response:
         arrival_s = service.arrived_s()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
@@ -154,6 +163,7 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         yield event(end)
 
     @blueprint.get("/stats")
+    @plain_errors(whole=StatsAnswer)
     def stats() -> Response:
         told: StatsAnswer = {
             **service.stats.summary(service.clock(), service.manager),
@@ -162,16 +172,19 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         return jsonify(told)
 
     @blueprint.post("/stats/reset")
+    @plain_errors(whole=StatsReset)
     def reset() -> Response:
         service.stats.reset(service.clock())
         told: StatsReset = {"reset": True}
         return jsonify(told)
 
     @blueprint.get("/stats/iterations")
+    @plain_errors(whole=Iterations)
     def iterations() -> Response:
         return jsonify(service.stats.iterations())
 
     @blueprint.get("/health")
+    @plain_errors(503, whole=Health)
     def health() -> Response:
         service.require_ready()
         service.require_watched()

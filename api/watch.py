@@ -19,12 +19,13 @@ from typing_extensions import TypedDict
 from api.http.body import read_body
 from api.http.errors import ApiError, show
 from api.limits import Count, at_most
+from api.openapi import BODY, plain_errors
 from api.service import Service
 from engine.inference import Inference
 from requested import Sampling
 from text.chat import ChatTemplate
 from text.tokenizer import Detokenizer
-from watch.frames import Hello
+from watch.frames import Frame, Hello
 from watch.hub import FullError, Hub
 
 PAGE = Path(__file__).parent.parent / "watch" / "page"
@@ -87,20 +88,24 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     )
 
     @blueprint.get("/watch")
+    @plain_errors(media="text/html")
     def page() -> Response:
         named = request.args.get("with", "").split(",")
         return _file("index.html", [server for server in named if SERVER.fullmatch(server)])
 
     @blueprint.get("/watch/page/<path:name>")
+    @plain_errors(404, media="text/html")
     def file(name: str) -> Response:
         return _file(name)
 
     @blueprint.get("/watch/events")
+    @plain_errors(503, events=Hello | Frame)
     def events() -> Response:
         service.require_ready()
         return _events(service, hub)
 
     @blueprint.get("/watch/text/<int:number>")
+    @plain_errors(403, 404, whole=TextAnswer)
     def text(number: int) -> Response:
         if service.texts is None:
             raise ApiError(403, "this server shows no texts (--watch-text)")
@@ -116,6 +121,7 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
         return jsonify(told)
 
     @blueprint.get("/watch/trace")
+    @plain_errors(400, 503, media=TRACE_TYPE, query={"format": {"enum": list(FORMATS)}})
     def trace() -> Response:
         service.require_ready()
         form = request.args.get("format", "perfetto")
@@ -132,6 +138,7 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
         return response
 
     @blueprint.post("/watch/play")
+    @plain_errors(400, *BODY, 503, body=PlayRequest, whole=PlayAnswer)
     def play() -> Response:
         """Sends requests of the page, since a browser opens no more than six connections."""
         wanted = read_body(request, PlayRequest, service.config.max_body_bytes)

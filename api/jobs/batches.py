@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from api.http.body import read_body
 from api.http.errors import ApiError, show
 from api.http.hooks import presented_owner
-from api.jobs.shapes import BatchFault, StoredBatch
+from api.jobs.shapes import BatchFault, ListPage, StoredBatch
 from api.jobs.store import (
+    AFTER,
     EXPIRY,
     LEAST_EXPIRY_S,
     MOST_EXPIRY_S,
@@ -24,6 +25,8 @@ from api.jobs.store import (
     whole,
 )
 from api.limits import METADATA, MOST_PAIRS, Metadata, at_most
+from api.openai.answers import openai_errors
+from api.openapi import BODY, STORED, limit
 from api.service import Service
 from deferred.entities import Batch, NewBatch
 from deferred.jobs import Jobs
@@ -77,6 +80,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     retention_s = service.config.file_retention_days * 86_400
 
     @blueprint.post("")
+    @openai_errors(*STORED, 404, *BODY, body=BatchRequest, whole=StoredBatch)
     def create() -> Response:
         service.require_ready()
         wanted = read_body(request, BatchRequest, service.config.max_body_bytes)
@@ -113,6 +117,9 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
         return jsonify(batch_shape(batch))
 
     @blueprint.get("")
+    @openai_errors(
+        *STORED, 404, whole=ListPage[StoredBatch], query={**AFTER, "limit": limit(MOST_LISTED)}
+    )
     def listed() -> Response:
         page = jobs.store.batches.list(
             presented_owner(),
@@ -122,10 +129,12 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
         return jsonify(page_shape(page, batch_shape))
 
     @blueprint.get("/<batch_id>")
+    @openai_errors(*STORED, 404, whole=StoredBatch)
     def batch(batch_id: str) -> Response:
         return jsonify(batch_shape(jobs.store.batches.get(presented_owner(), batch_id)))
 
     @blueprint.post("/<batch_id>/cancel")
+    @openai_errors(*STORED, 404, whole=StoredBatch)
     def cancel(batch_id: str) -> Response:
         cancelled = jobs.store.batches.cancel(presented_owner(), batch_id, time.time())
         jobs.wake()

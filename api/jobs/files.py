@@ -12,8 +12,9 @@ from flask import Blueprint, Response, jsonify, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
 from api.http.hooks import presented_owner
-from api.jobs.shapes import DeletedFile, StoredFile
+from api.jobs.shapes import DeletedFile, ListPage, StoredFile
 from api.jobs.store import (
+    AFTER,
     LEAST_EXPIRY_S,
     MOST_EXPIRY_S,
     ORDERS,
@@ -24,6 +25,8 @@ from api.jobs.store import (
     whole,
 )
 from api.jobs.uploads import Upload, read_upload
+from api.openai.answers import openai_errors
+from api.openapi import BODY, STORED, limit
 from api.service import Service
 from deferred.entities import File
 from deferred.jobs import Jobs
@@ -33,6 +36,16 @@ PURPOSE = "batch"
 MOST_LISTED = 10_000
 MOST_AT_ONCE = 16  # uploads, and as many downloads; each holds a thread while its client is slow
 FORM_BYTES = 64 * 1024  # of a form besides its file
+FORM = {
+    "type": "object",
+    "properties": {
+        "purpose": {"const": PURPOSE},
+        "file": {"type": "string", "format": "binary"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "string", "pattern": "^[0-9]+$"},
+    },
+    "required": ["purpose", "file"],
+}
 DAY_S = 86_400
 
 
@@ -43,6 +56,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     retention_s = service.config.file_retention_days * DAY_S
 
     @blueprint.post("")
+    @openai_errors(*STORED, 429, *BODY, form=FORM, whole=StoredFile)
     def create() -> Response:
         service.require_ready()
         boundary = request.mimetype_params.get("boundary")
@@ -78,6 +92,17 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
         return jsonify(file_shape(file))
 
     @blueprint.get("")
+    @openai_errors(
+        *STORED,
+        404,
+        whole=ListPage[StoredFile],
+        query={
+            **AFTER,
+            "limit": limit(MOST_LISTED),
+            "order": {"enum": list(ORDERS)},
+            "purpose": {"type": "string"},
+        },
+    )
     def listed() -> Response:
         page = jobs.store.files.list(
             presented_owner(),
@@ -90,16 +115,19 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
         return jsonify(page_shape(page, file_shape))
 
     @blueprint.get("/<file_id>")
+    @openai_errors(*STORED, 404, whole=StoredFile)
     def file(file_id: str) -> Response:
         return jsonify(file_shape(jobs.store.files.get(presented_owner(), file_id, time.time())))
 
     @blueprint.delete("/<file_id>")
+    @openai_errors(*STORED, 404, whole=DeletedFile)
     def delete(file_id: str) -> Response:
         jobs.store.files.delete(presented_owner(), file_id, time.time())
         deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
         return jsonify(deleted)
 
     @blueprint.get("/<file_id>/content")
+    @openai_errors(*STORED, 404, 429, media="application/octet-stream")
     def content(file_id: str) -> Response:
         files, owner = jobs.store.files, presented_owner()
         size_bytes = files.get(owner, file_id, time.time()).size_bytes

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
 ORDERS: tuple[Order, ...] = ("asc", "desc")
+AFTER = {"after": {"type": "string"}}  # of an address, in the OpenAPI document
 
 Record = TypeVar("Record", File, Batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol, cast
 
 from api.http.errors import ApiError
@@ -20,12 +21,15 @@ from api.openai.shapes import (
     OpenAIError,
     Usage,
 )
+from api.openapi import documented
 
 Chunk = CompletionChunk | ChatChunk
 Answer = Completion | ChatCompletion
 
 FINGERPRINT = "fp_effective_batching"  # of every server: typed clients require one
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+openai_errors = partial(documented, OpenAIError, 500)
 
 
 def error_shape(error: ApiError) -> OpenAIError:

@@ -13,16 +13,26 @@ from flask import Blueprint, Response, jsonify, request
 from api.follow import awaited, follow
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, error_response
-from api.openai.answers import error_shape
+from api.openai.answers import error_shape, openai_errors
 from api.openai.choices import Segment
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import Generation, Generations
 from api.openai.served import ServedModel
-from api.openai.shapes import ModelCard, ModelList
+from api.openai.shapes import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    ModelCard,
+    ModelList,
+    OpenAIError,
+)
+from api.openapi import GENERATING
 from api.service import Service
 from api.stream import event, event_stream, text_event
 
-DONE = b"data: [DONE]\n\n"
+DONE = "[DONE]"
+END = f"data: {DONE}\n\n".encode()
 
 
 class Calls:
@@ -61,7 +71,7 @@ class Calls:
                     yield texts[segment.index](segment.text)
             if wanted.include_usage:
                 yield event(form.last(generation.usage()))
-            yield DONE
+            yield END
 
         if wanted.stream:
             return event_stream(service, inferences, events(), error_shape)
@@ -91,21 +101,39 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         }
 
     @blueprint.get("/models")
+    @openai_errors(503, whole=ModelList)
     def models() -> Response:
         told: ModelList = {"object": "list", "data": [card(name) for name in served.names]}
         return jsonify(told)
 
     @blueprint.get("/models/<path:name>")
+    @openai_errors(404, 503, whole=ModelCard)
     def model(name: str) -> Response:
         served.require_named(name)
         return jsonify(card(name))
 
     @blueprint.post("/completions")
+    @openai_errors(
+        *GENERATING,
+        404,
+        body=CompletionRequest,
+        whole=Completion,
+        events=CompletionChunk | OpenAIError,
+        last=DONE,
+    )
     def completions() -> Response:
         arrival_s = service.arrived_s()
         return calls.completion(read_object(request, most_bytes), arrival_s)
 
     @blueprint.post("/chat/completions")
+    @openai_errors(
+        *GENERATING,
+        404,
+        body=ChatRequest,
+        whole=ChatCompletion,
+        events=ChatChunk | OpenAIError,
+        last=DONE,
+    )
     def chat() -> Response:
         arrival_s = service.arrived_s()
         return calls.chat(read_object(request, most_bytes), arrival_s)

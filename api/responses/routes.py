@@ -9,9 +9,19 @@ from flask import Blueprint, Response, jsonify, request
 from api.http.body import read_object
 from api.http.errors import ApiError, show
 from api.http.hooks import presented_owner
-from api.jobs.store import ORDERS, query_choice, query_limit, register_store_errors
+from api.jobs.store import AFTER, ORDERS, query_choice, query_limit, register_store_errors
+from api.openai.answers import openai_errors
+from api.openai.shapes import OpenAIError
+from api.openapi import GENERATING, STORED, limit
 from api.responses.calls import ResponseCalls
-from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems, InputTokens
+from api.responses.schemas import ResponseRequest
+from api.responses.shapes import (
+    DeletedResponse,
+    Event,
+    GeneratedResponse,
+    InputItems,
+    InputTokens,
+)
 from api.service import Service
 
 PATH = "/v1/responses"
@@ -25,11 +35,19 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
     kept = calls.kept
 
     @blueprint.post("")
+    @openai_errors(
+        *GENERATING,
+        404,
+        body=ResponseRequest,
+        whole=GeneratedResponse,
+        events=Event | OpenAIError,
+    )
     def create() -> Response:
         arrival_s = service.arrived_s()
         return calls.create(read_object(request, service.config.max_body_bytes), arrival_s)
 
     @blueprint.post("/input_tokens")
+    @openai_errors(*GENERATING, 404, body=ResponseRequest, whole=InputTokens)
     def input_tokens() -> Response:
         arrival_s = service.arrived_s()
         asked = read_object(request, service.config.max_body_bytes)
@@ -40,6 +58,7 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         return jsonify(told)
 
     @blueprint.post("/compact")
+    @openai_errors(404)
     def compact() -> Response:
         raise ApiError(
             404,
@@ -48,18 +67,30 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         )
 
     @blueprint.get("/<response_id>")
+    @openai_errors(
+        *STORED,
+        404,
+        whole=GeneratedResponse,
+        events=Event | OpenAIError,
+        query={
+            "stream": {"enum": ["true", "false"]},
+            "starting_after": {"type": "integer", "minimum": 0},
+        },
+    )
     def retrieve(response_id: str) -> Response:
         first = first_event()
         _, response = present(response_id)
         return jsonify(response) if first is None else calls.resume(response_id, first)
 
     @blueprint.delete("/<response_id>")
+    @openai_errors(*STORED, 404, whole=DeletedResponse)
     def delete(response_id: str) -> Response:
         calls.delete(response_id)
         told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return jsonify(told)
 
     @blueprint.post("/<response_id>/cancel")
+    @openai_errors(*STORED, 404, whole=GeneratedResponse)
     def cancel(response_id: str) -> Response:
         running, response = present(response_id)
         if not response["background"]:
@@ -74,11 +105,17 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         return jsonify(present(response_id)[1])
 
     @blueprint.get("/<response_id>/input_items")
+    @openai_errors(
+        *STORED,
+        404,
+        whole=InputItems,
+        query={**AFTER, "limit": limit(MOST_LISTED), "order": {"enum": list(ORDERS)}},
+    )
     def input_items(response_id: str) -> Response:
         items = kept.input_items(presented_owner(), response_id)
         if query_choice(request, "order", ORDERS, "desc") == "desc":
             items.reverse()
-        limit = query_limit(request, LISTED, MOST_LISTED)
+        most = query_limit(request, LISTED, MOST_LISTED)
         if (after := request.args.get("after")) is not None:
             places = [place for place, item in enumerate(items) if item["id"] == after]
             if not places:
@@ -86,13 +123,13 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
                     404, f"there is no item {show(after)} in {response_id}", param="after"
                 )
             items = items[places[0] + 1 :]
-        page = items[:limit]
+        page = items[:most]
         told: InputItems = {
             "object": "list",
             "data": page,
             "first_id": page[0]["id"] if page else None,
             "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
+            "has_more": len(items) > most,
         }
         return jsonify(told)
 

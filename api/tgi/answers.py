@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from api.http.errors import ApiError
+from api.openapi import documented
 from api.tgi import shapes
 from api.tgi.schemas import Parameters
 from api.tgi.shapes import Details, Generated, PromptToken, TgiError, TopToken
@@ -30,6 +32,8 @@ UNPREFIXED = {
     503: "unavailable",
     504: "timeout",
 }
+
+tgi_errors = partial(documented, TgiError, 424)
 
 
 def shape(error: ApiError) -> TgiError:

@@ -21,9 +21,12 @@ from api.follow import awaited, follow
 from api.http.body import read_object
 from api.http.errors import ApiError, busy, error_response, http_error, internal_error
 from api.openai.answers import error_shape
-from api.openai.routes import Calls, with_openai_errors
+from api.openai.fields.schemas import ChatRequest, CompletionRequest
+from api.openai.routes import DONE, Calls, with_openai_errors
 from api.openai.served import ServedModel
-from api.service import COMPILING, READY, Service
+from api.openai.shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk, OpenAIError
+from api.openapi import BODY, BUSY, GENERATING, documented
+from api.service import COMPILING, READY, Health, Service
 from api.stream import event, event_stream
 from api.tgi.answers import (
     STATUS,
@@ -31,6 +34,7 @@ from api.tgi.answers import (
     generated,
     seed_of,
     shape,
+    tgi_errors,
     timing,
     token_of,
     top_tokens,
@@ -45,7 +49,7 @@ from api.tgi.schemas import (
     sampling_of,
     validate,
 )
-from api.tgi.shapes import Info, StreamToken
+from api.tgi.shapes import Generated, Info, StreamToken, TgiError
 from api.tgi.steps import Steps
 from api.tgi.tokens import register_tokens
 from engine.inference import Inference, new_group
@@ -63,23 +67,41 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
     places = threading.BoundedSemaphore(most_at_once)
 
     @blueprint.post("/generate")
+    @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, whole=Generated)
     def generate() -> Response:
         arrival_s = service.arrived_s()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return whole([wanted.inputs], wanted.asked, arrival_s, as_list=False)
 
     @blueprint.post("/generate_stream")
+    @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, events=StreamToken | TgiError)
     def generate_stream() -> Response:
         arrival_s = service.arrived_s()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return streamed(wanted.inputs, wanted.asked, arrival_s)
 
     @blueprint.post("/")
+    @tgi_errors(
+        422,
+        *BODY,
+        *BUSY,
+        body=CompatRequest,
+        whole=list[Generated],
+        events=StreamToken | TgiError,
+    )
     def compat() -> Response:
         arrival_s = service.arrived_s()
         return compatible(read_object(request, config.max_body_bytes), arrival_s)
 
     @blueprint.post("/invocations")
+    @documented(
+        TgiError | OpenAIError,
+        *(*GENERATING, 404, 422, 424, 500),
+        body=CompatRequest | ChatRequest | CompletionRequest,
+        whole=list[Generated] | ChatCompletion | Completion,
+        events=StreamToken | ChatChunk | CompletionChunk | TgiError | OpenAIError,
+        last=DONE,
+    )
     def invocations() -> Response:
         """SageMaker's only path: the fields decide which request it is."""
         arrival_s = service.arrived_s()
@@ -260,6 +282,7 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         }
 
     @blueprint.get("/info")
+    @tgi_errors(whole=Info)
     def info() -> Response:
         model = service.manager.model
         context = None if model is None else model.context
@@ -284,6 +307,7 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         return jsonify(told)
 
     @blueprint.get("/")
+    @tgi_errors(503, whole=Health)
     def health() -> Response:
         service.require_ready()
         return jsonify(READY)

@@ -21,8 +21,12 @@ from api.openai.fields.tools import TOOLS, Tools
 from api.openai.offer import offer_of
 from api.openai.routes import with_openai_errors
 from api.openai.served import ServedModel
+from api.openai.shapes import OpenAIError
+from api.openapi import BODY, documented
 from api.service import Service
+from api.tgi.answers import tgi_errors
 from api.tgi.schemas import GenerateRequest, parse
+from api.tgi.shapes import TgiError
 
 
 class Piece(TypedDict):
@@ -86,6 +90,12 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
     tokenizer, most_bytes = service.tokenizer, service.config.max_body_bytes
 
     @blueprint.post("/tokenize")
+    @documented(
+        TgiError | OpenAIError,
+        *(400, 404, 422, *BODY, 424, 500, 503),
+        body=GenerateRequest | TokenizeText | TokenizeChat,
+        whole=list[Piece] | Tokens,
+    )
     def tokenize() -> Response:
         data = read_object(request, most_bytes)
         if "inputs" not in data and ("prompt" in data or "messages" in data):
@@ -126,6 +136,9 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
             return written(told)
 
     @blueprint.post("/detokenize")
+    @documented(
+        TgiError | OpenAIError, 400, 404, *BODY, 424, 500, body=DetokenizeRequest, whole=Prompt
+    )
     def detokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), DetokenizeRequest)
         served.require_served(wanted.model)
@@ -136,6 +149,7 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
         return jsonify(told)
 
     @blueprint.post("/chat_tokenize")
+    @tgi_errors(404, 422, *BODY, body=ChatRequest, whole=ChatPieces)
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         served.require_served(wanted.model)

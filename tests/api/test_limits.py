@@ -16,7 +16,6 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import Headers
 
-from api.document.paths import OPERATIONS
 from api.http.body import of_schema
 from api.http.errors import ApiError
 from api.limits import LEAST_MASS
@@ -29,7 +28,7 @@ from requested import Sampling
 from seams import Opening
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.support.dialects import NATIVE, OPENAI, PATHS, TGI, Json, ask, body, refused
+from tests.support.dialects import NATIVE, OPENAI, OPERATIONS, PATHS, TGI, Json, ask, body, refused
 from tests.support.hash_app import END_ID, byte_tokenizer
 from tests.support.hash_model import HashModel
 from text.tokenizer import Tokenizer

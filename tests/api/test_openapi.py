@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.document.paths import OPERATIONS
 from serving.config import Config
 from tests.api.conftest import serving
+from tests.support.dialects import OPERATIONS
 
 
 def test_it_is_a_valid_document(client: FlaskClient) -> None:

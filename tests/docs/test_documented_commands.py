@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import TypeAdapter
 
-from api.document.paths import OPERATIONS
 from client.load.http.target import parse_target
 from client.options import client as client_options
 from client.options import compare as compare_options
@@ -30,6 +29,7 @@ from launcher.config import read as read_launcher
 from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
 from serving.config import Config
+from tests.support.dialects import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])

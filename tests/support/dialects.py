@@ -1,4 +1,5 @@
-"""The APIs that generate a text: what a request to each looks like, and its errors."""
+"""The server's operations; of those that generate a text: what a request to each looks like, and
+its errors."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from typing import Any
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from api.openapi import Operations
+from app import create_app
+from serving.config import Config
+
 Json = dict[str, Any]
+
+OPERATIONS: Operations = create_app(Config("dynamic")).extensions["operations"]
 
 NATIVE = "/inference"
 OPENAI = ("/v1/completions", "/v1/chat/completions")

@@ -14,10 +14,10 @@ import openai
 import pytest
 import requests
 
-from api.document.paths import OPERATIONS
 from router.rules.responses import mark_of
 from tests.router.conftest import Net, Pair, RouterProcess
 from tests.support import official as support
+from tests.support.dialects import OPERATIONS
 from tests.support.official import ended, line, outcome, require_answers, submitted
 from tests.support.process import PATIENCE_S, Server, closed_at_end, eventually, serving
 from tests.support.wire import all_of

@@ -1,47 +1,103 @@
 """`/openapi.json`: the requests and responses of every path, from the schemas that check requests
-and the types that responses are built from. A route that is missing in `paths.py` keeps the server
-from starting."""
+and the types that responses are built from. `documented` states them at each route; without it no
+server starts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Flask, Response
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from api.document.paths import OPERATIONS, Json, Operation
+from api.http.errors import Error
 from api.http.hooks import is_open
 from web.browsers import READS
+
+Json = dict[str, Any]
+Handler = TypeVar("Handler", bound=Callable[..., Response])
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"
 
+# statuses of refusals that many routes share
+BODY = (408, 413, 415)  # of any body
+BUSY = (429, 503, 504)
+GENERATING = (400, *BODY, *BUSY)
+STORED = (400, 503)  # of the job store
+
 References = Callable[[Any], Json]  # a type -> the schema that stands for it
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`whole`: the type of a response; `events`: of each event's data in a stream; `media`: the
+    media type of a response that is not JSON. `statuses`: of refusals, whose type is `error`."""
+
+    error: Any
+    statuses: tuple[int, ...]
+    whole: Any = None
+    events: Any = None
+    last: str | None = None  # data of a stream's last event that is no JSON
+    media: str | None = None
+    body: Any = None
+    form: Json | None = None  # a multipart body
+    query: Mapping[str, Json] = field(default_factory=dict)
+
+
+Operations = Mapping[tuple[str, str], Operation]  # by method and path
+
+
+def documented(error: Any, *statuses: int, **parts: Any) -> Callable[[Handler], Handler]:
+    """Says of the route below what `/openapi.json` says of it; the fields are Operation's."""
+
+    def keep(handler: Handler) -> Handler:
+        vars(handler)["operation"] = Operation(error, statuses, **parts)
+        return handler
+
+    return keep
+
+
+plain_errors = partial(documented, Error, 500)
+
+
+def limit(most: int) -> Json:
+    return {"type": "integer", "minimum": 1, "maximum": most}
+
+
+def operations_of(app: Flask) -> Operations:
+    """Raises LookupError for a route without `documented`."""
+    found = {}
+    for rule in app.url_map.iter_rules():
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        operation = getattr(app.view_functions[rule.endpoint], "operation", None)
+        if operation is None:
+            raise LookupError(f"{path} has no `documented` of api.openapi")
+        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
+            found[method, path] = operation
+    return found
 
 
 def register_openapi(app: Flask, *, keys: bool) -> None:
     """Call it after all other routes are registered. `keys`: whether clients must send one."""
-    references, components = _schemas()
+    operations = app.extensions["operations"] = operations_of(app)
+    references, components = _schemas(operations)
     paths: dict[str, Json] = {}
-    for rule in app.url_map.iter_rules():
-        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
-        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-            locked = keys and not is_open(path)
-            refusals = [401] if locked else []
-            if not keys or method not in READS:
-                refusals.append(403)
-            operation = OPERATIONS.get((method, path))
-            if operation is None:
-                raise LookupError(f"{method} {path} has no row in OPERATIONS of api.document.paths")
-            told = _operation(operation, sorted(rule.arguments), references, refusals)
-            if not locked:
-                told["security"] = []
-            paths.setdefault(path, {})[method.lower()] = told
+    for (method, path), operation in operations.items():
+        locked = keys and not is_open(path)
+        refusals = [401] if locked else []
+        if not keys or method not in READS:
+            refusals.append(403)
+        told = _operation(operation, sorted(re.findall(r"{(\w+)}", path)), references, refusals)
+        if not locked:
+            told["security"] = []
+        paths.setdefault(path, {})[method.lower()] = told
     document = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": "1"},
@@ -67,11 +123,11 @@ class _Closed(GenerateJsonSchema):
         return {**super().typed_dict_schema(schema), "additionalProperties": False}
 
 
-def _schemas() -> tuple[References, Json]:
+def _schemas(operations: Operations) -> tuple[References, Json]:
     """For each type the schema that refers to it, and the schemas that these refer to."""
     forms = {
         repr(form): form
-        for operation in OPERATIONS.values()
+        for operation in operations.values()
         for form in (operation.body, operation.whole, operation.events, operation.error)
         if form is not None
     }
