@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9800,
+    "api": 9788,
     "benchmarks": 5993,
     "client": 8596,
     "deferred": 3567,
@@ -29,7 +29,7 @@ LINES = {
     "router": 3520,
     "runtime": 5738,
     "scheduling": 2479,
-    "tests": 29415,
+    "tests": 29421,
     "text": 2035,
     "others": 8709,
 }
