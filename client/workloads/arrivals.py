@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ def closed(users: Count = 8, think: Least0 = 0.0) -> Arrivals:
     return Arrivals(lambda n, _: np.zeros(n), users=users, think=think)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadPlan:
     """The two-level plan of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified
     independently: an outer distribution divides n requests among g bins of equal width, an inner
@@ -86,7 +86,7 @@ class LoadPlan:
 
     ``a1`` shapes the outer family: standard deviation of a Gaussian in units of the horizon,
     exponent of a Zipf law; ``a2`` is the exponent of the inner one. ``cv_rate`` asks for a
-    burstiness; None leaves the outer family as it is.
+    burstiness; None leaves the outer family as it is. A ``level`` stands for all the others.
     """
 
     level: Literal["low", "medium", "high"] | None = None
@@ -101,36 +101,31 @@ class LoadPlan:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if self.level is not None and changed != ["level"]:
             raise ValueError(f"{', '.join(changed[1:])} cannot be combined with level")
-
-    @property
-    def resolved(self) -> LoadPlan:
-        """The plan that a level means; itself otherwise."""
-        return self if self.level is None else PRESETS[self.level]
+        for name, value in _LEVELS.get(self.level, {}).items():
+            setattr(self, name, value)
 
     def shares(self, n: int, seed: np.random.SeedSequence) -> Times:
         """The share of the requests that each bin is planned to hold: (bins,), sum 1."""
-        plan = self.resolved
-        pi = plan._outer_family(np.random.default_rng(_child(seed, 0)))
-        weight = plan._mixing_weight(pi)
-        return weight * pi + (1 - weight) / plan.bins
+        pi = self._outer_family(np.random.default_rng(_child(seed, 0)))
+        weight = self._mixing_weight(pi)
+        return weight * pi + (1 - weight) / self.bins
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         """n sorted arrival times over a horizon of n mean gaps, every bin of it in use."""
-        plan = self.resolved
-        wanted = plan.shares(n, seed) * n
+        wanted = self.shares(n, seed) * n
         counts = np.floor(wanted).astype(np.int64)
         missing = n - int(counts.sum())  # by largest remainder, so that they add up to n
         counts[np.argsort(counts - wanted, kind="stable")[:missing]] += 1
         rng = np.random.default_rng(_child(seed, 1))
         inside = rng.random(n)
-        if plan.inner == "zipf":
+        if self.inner == "zipf":
             # Jittered and over a fixed support, so that bursts lean to the front without ties.
-            mass = np.cumsum(np.arange(1, _ZIPF_STEPS + 1) ** -plan.a2)
+            mass = np.cumsum(np.arange(1, _ZIPF_STEPS + 1) ** -self.a2)
             step = np.searchsorted(mass, inside * mass[-1], side="right")
             inside = (np.minimum(step, _ZIPF_STEPS - 1) + rng.random(n)) / _ZIPF_STEPS
-        times = np.repeat(np.arange(plan.bins), counts) + inside
+        times = np.repeat(np.arange(self.bins), counts) + inside
         times.sort()
-        return times * (n / plan.bins)
+        return times * (n / self.bins)
 
     def _mixing_weight(self, pi: Times) -> float:
         """Of the family beside the uniform one, so that ``cv_rate`` comes out."""
@@ -159,10 +154,10 @@ class LoadPlan:
         return np.diff(np.interp(np.linspace(0, 1, g + 1), x, cdf / cdf[-1]))
 
 
-PRESETS: dict[str, LoadPlan] = {
-    "low": LoadPlan(outer="inv_gaussian", a1=1.15, bins=15, cv_rate=0.1),
-    "medium": LoadPlan(outer="zipf", a1=1.15, cv_rate=0.5),
-    "high": LoadPlan(outer="zipf", a1=1.15, inner="zipf", a2=1.05, cv_rate=1.5),
+_LEVELS: dict[str | None, dict[str, Any]] = {
+    "low": {"outer": "inv_gaussian", "a1": 1.15, "bins": 15, "cv_rate": 0.1},
+    "medium": {"outer": "zipf", "a1": 1.15, "cv_rate": 0.5},
+    "high": {"outer": "zipf", "a1": 1.15, "inner": "zipf", "a2": 1.05, "cv_rate": 1.5},
 }
 
 

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Times = npt.NDArray[np.float64]
+from client.workloads.arrivals import Times
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SkipValidation, TypeAdapter
 
 from client.workloads.spec import Count, Least0, SpecError, read_text, said
 
 FORMAT: Literal["effective-batching workload 1"] = "effective-batching workload 1"
 
 
-class WorkloadError(ValueError):
+class WorkloadError(SpecError):
     """A file that is not a workload; the message names file, line and what was expected."""
 
 
@@ -45,17 +45,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival and where they came from.
+    """Requests in order of arrival and where they came from. In a file all but the requests are its
+    header, which has their number.
 
     ``users`` is None for an open loop. ``steady`` says that a warm-up may be cut. ``sha256`` is
     over the request lines, so it identifies what is sent, not what it is called.
     """
 
+    format: Literal["effective-batching workload 1"]
     generator: Mapping[str, Any]
-    requests: tuple[Request, ...]
-    duration_s: float
+    requests: SkipValidation[tuple[Request, ...]]
+    duration_s: Least0
     steady: bool
-    users: int | None
+    users: Count | None
     sha256: str
 
     @property
@@ -69,16 +71,6 @@ class Workload:
         return len(self.requests) / self.duration_s if self.duration_s > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    format: Literal["effective-batching workload 1"]
-    generator: dict[str, Any]
-    duration_s: Least0
-    steady: bool
-    users: Count | None
-    sha256: str
-
-
 def seal(
     generator: Mapping[str, Any],
     requests: Iterable[Request],
@@ -90,7 +82,8 @@ def seal(
     """A workload with its hash."""
     requests = tuple(requests)
     generator = json.loads(json.dumps(generator))  # as a file gives it back
-    return Workload(generator, requests, duration_s, steady, users, _digest(map(_line, requests)))
+    sha256 = _digest(map(_line, requests))
+    return Workload(FORMAT, generator, requests, duration_s, steady, users, sha256)
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -107,8 +100,7 @@ def until(workload: Workload, end_s: float) -> Workload:
 
 
 def write_workload(workload: Workload, path: Path) -> None:
-    header: dict[str, Any] = {"format": FORMAT}
-    header |= {f.name: getattr(workload, f.name) for f in fields(workload)}
+    header = {f.name: getattr(workload, f.name) for f in fields(workload)}
     header["requests"] = len(workload.requests)
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(header) + "\n")
@@ -135,7 +127,7 @@ def read_workload(path: Path) -> Workload:
         raise WorkloadError(str(error)) from None
     reader, requests, number, line = TypeAdapter(Request), list[Request](), 1, head
     try:
-        header = TypeAdapter(_Header).validate_json(head, strict=True)
+        header = TypeAdapter(Workload).validate_json(head, strict=True)
         for number, line in enumerate(lines, start=2):
             request = reader.validate_json(line, strict=True)
             follows = header.users is None and request.after is not None
@@ -161,5 +153,4 @@ def read_workload(path: Path) -> Workload:
             f"{path}: the requests do not have the header's sha256: the file was changed "
             f"(found {digest}, {len(requests)} requests)"
         )
-    about = header.duration_s, header.steady, header.users, digest
-    return Workload(header.generator, tuple(requests), *about)
+    return replace(header, requests=tuple(requests))
