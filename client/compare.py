@@ -36,7 +36,6 @@ from client.options.compare import CompareOptions, options_from, parser
 from client.report.comparison import as_text, judged, write_comparison
 from client.workloads.recipe import used
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import WorkloadError
 
 _QUIET_CORES = 0.05  # of others; more is worth a warning
 
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = options_from(args)
         make_folder(options.folder)
-    except (SpecError, WorkloadError) as error:
+    except SpecError as error:
         p.error(str(error))
     end_as_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
