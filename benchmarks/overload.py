@@ -11,11 +11,9 @@ geometric means over the rounds, of which there are more until the 95 % interval
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from benchmarks.harness.report import options, report
 from benchmarks.harness.turns import ratio_of
@@ -65,10 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     systems = [System(mode, server_command(mode, "embedded", ()), None) for mode in args.modes]
     found: list[Found] = []
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        Fleet(RECIPE, Path(logs), 300.0, together=True) as fleet,
-    ):
+    with Fleet(RECIPE, None, 300.0, together=True) as fleet:
         fleet.start(systems)
         limits = {one.name: knee(one, fleet, RECIPE, KNEE_S) for one in systems}
         highest = HIGHEST * max(limits.values())

@@ -11,11 +11,9 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from client.analysis.comparison.results import Calibration
@@ -49,12 +47,11 @@ from client.options.rules import (
     add_shape_options,
     check,
     declare,
-    recipe_from,
-    require_rate,
+    varied_recipe,
 )
 from client.report.tables import Table, rendered
 from client.report.words import contained, objectives_text
-from client.workloads.recipe import Recipe, make, used, varied
+from client.workloads.recipe import Recipe, make, used
 from client.workloads.spec import SpecError
 
 _DEFAULTS = Recipe(exact_duration=True)
@@ -262,9 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     try:
         check(args)
-        recipe = varied(recipe_from(args, _DEFAULTS, requests=args.requests, rate=1.0))
-        require_rate(recipe.arrivals)
-        make(recipe)
+        recipe = varied_recipe(args, _DEFAULTS, requests=args.requests)
         objectives = parse_objectives(args.slo) if args.slo else None
         target = parse_target(args.target) if args.target else None
     except SpecError as error:
@@ -292,11 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _search(args: argparse.Namespace, found: Findings) -> None:
     """Fill ``found``, so that a search that ends early keeps its findings."""
     system, recipe = found.system, found.recipe
-    start_s = args.start_s or 600.0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Fleet(recipe, Path(folder), start_s, together=False) as fleet,
-    ):
+    with Fleet(recipe, None, args.start_s or 600.0, together=False) as fleet:
         say(f"measuring a request alone on {system.name}")
         alone = calibrate(system, fleet, recipe, args.calibrate_s)
         found.alone = alone

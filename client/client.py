@@ -32,16 +32,16 @@ from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
 from client.load.records import Run, make_folder
-from client.load.servers.probing import FIRST_ANSWER_S, adapted, served_words
+from client.load.servers.probing import FIRST_ANSWER_S, adapted
 from client.load.servers.processes import ServerError, cause, end_as_ctrl_c, unreachable
 from client.load.servers.stats import handled, settled_stats
 from client.load.workers import Crew, WorkerError
-from client.options.client import makes_words, parser, workload_of
+from client.options.client import parser, workload_of
 from client.options.rules import check
 from client.report.run import Facts, judged, run_figures, run_text, write_run_report
 from client.selftest import self_test
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import Workload, WorkloadError
+from client.workloads.workload_file import Workload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _one(target, args)
         objectives = parse_objectives(args.slo) if args.slo else None
         _check_knowable(target, objectives, args)
-        workload = workload_of(args, served_words(target) if makes_words(args) else None)
+        workload = workload_of(args, target)
         jobs = None
         if args.deferred_as_batch:
             workload, deferred = split(workload)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out is not None:
             make_folder(args.out)
         return _run(args, target, workload, jobs, objectives)
-    except (SpecError, WorkloadError) as error:
+    except SpecError as error:
         p.error(str(error))
     except (ServerError, WorkerError) as error:
         say(f"error: {error}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,12 +46,7 @@ def self_test(
     )  # fmt: skip
     null = System("null", command, None)
     recipe = Recipe(prompts="request")
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        Fleet(
-            recipe, Path(logs), 60.0, together=True, workers=workers, keep_alive=keep_alive
-        ) as fleet,
-    ):
+    with Fleet(recipe, None, 60.0, together=True, workers=workers, keep_alive=keep_alive) as fleet:
         say(f"{fleet.cores}; processes of the client: {workers}")
         for rate, tokens in ((rate * workers, tokens) for rate, tokens in streams):
             count = round(rate * max(seconds, LIFETIMES * tokens * GAP_S))

@@ -19,10 +19,9 @@ from client.load.http.target import parse_target
 from client.load.servers.probing import served_words
 from client.options.rules import add_shape_options, check, completed, declare, recipe_from
 from client.workloads.burstiness import describe
-from client.workloads.prompts import lengths_are_chosen
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
+from client.workloads.workload_file import Workload, read_workload, write_workload
 
 _MADE = """
 --requests N: how many (100; of a trace: all of it)
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_made(args))
         else:
             _describe(read_workload(args.file), as_json=args.json)
-    except (SpecError, WorkloadError, OSError) as error:
+    except (SpecError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -66,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _made(args: argparse.Namespace) -> str:
     check(args)
     recipe = recipe_from(args, Recipe(), requests=args.requests, rate=args.rate)
-    words = None
-    if args.target is not None and lengths_are_chosen(recipe.prompts):
-        words = served_words(parse_target(args.target))
+    words = args.target and served_words(parse_target(args.target), recipe.prompts)
     workload = make(completed(recipe), words)
     write_workload(workload, args.file)
     note = workload.generator.get("trace")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from client.load.servers.processes import (
 )
 from client.load.servers.stats import settled_stats
 from client.load.workers import Crew
-from client.workloads.prompts import Words, lengths_are_chosen
+from client.workloads.prompts import Words
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 
@@ -40,7 +41,7 @@ class Fleet:
     def __init__(
         self,
         recipe: Recipe,
-        logs: Path,
+        logs: Path | None,
         start_s: float,
         *,
         together: bool | None,
@@ -48,25 +49,26 @@ class Fleet:
         keep_alive: bool = False,
         watched: Sequence[System] = (),
     ) -> None:
-        """``together`` None: if memory suffices. ``watched``: those of our servers that one live
-        page shows; its address is printed."""
+        """``logs`` None: they are not kept. ``together`` None: if memory suffices. ``watched``:
+        those of our servers that one live page shows; its address is printed."""
         # of all workloads: the first server's that was ready; None: the embedded vocabulary's
         self.words: Words | None = None
         self.lost: dict[str, Loss] = {}
-        self._recipe, self._logs, self._start_s = recipe, logs, start_s
+        self._recipe, self._start_s = recipe, start_s
         self._keep_alive = keep_alive
         self.together = bool(together)
         self._measured = together is None
         self._watched = [c.name for c in watched if c.command is not None]
         self._pages: dict[str, str] = {}  # of those that are watched
-        self._held = ExitStack()  # their ports, which stay theirs
+        self._held = ExitStack()  # the crew, and their ports, which stay theirs
+        self._logs = logs or Path(self._held.enter_context(TemporaryDirectory()))
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._launched: dict[str, tuple[Server, ExitStack]] = {}
         self._ready: dict[str, Server] = {}
 
     def __enter__(self) -> Self:
-        self.crew.__enter__()
+        self._held.enter_context(self.crew)
         for name in self._watched:
             port = self._held.enter_context(free_port())
             self._pages[name] = f"http://127.0.0.1:{port}"
@@ -75,21 +77,18 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._end_all()
         self._held.close()
-        self.crew.__exit__()
 
     def start(self, systems: Sequence[System]) -> None:
         """Start all servers that stay up together at once, so that they load their models in
         parallel; the first alone, if its memory decides whether they do."""
         if self._measured:
-            self._launch(systems[0])
+            first = self._launch(systems[0])
             self._await()
-            first = self._launched[systems[0].name][0]
             # twice: keys and values are written later
             self.together = holds(len(systems) - 1, 2 * first.memory_bytes())
         if self.together:
             for system in systems:
-                if system.name not in self._launched:
-                    self._launch(system)
+                self._launch(system)
             self._await()
 
     def _await(self) -> None:
@@ -106,14 +105,11 @@ class Fleet:
         else:
             if not self.together:
                 self._end_all(but=name)
-            if name not in self._launched:
-                self._launch(system)
-            server = self._launched[name][0]
+            server = self._launch(system)
             try:
                 await_health(server, self._start_s)
                 server = self._warmed(server)
-                if self.words is None and lengths_are_chosen(self._recipe.prompts):
-                    self.words = served_words(server.target)
+                self.words = self.words or served_words(server.target, self._recipe.prompts)
                 self._ready[name] = server
             except BaseException:
                 self.end(name)
@@ -156,9 +152,11 @@ class Fleet:
             loss = self.lost[system.name] = Loss(system.name, when, str(error))
             say(f"{loss.headline}; it is left out from here on")
 
-    def _launch(self, system: System) -> None:
-        """Its server may not respond yet."""
+    def _launch(self, system: System) -> Server:
+        """Its server, which may not respond yet, started if it was not."""
         name, cores = system.name, None if self.cores.shared else self.cores.servers
+        if name in self._launched:
+            return self._launched[name][0]
         with ExitStack() as stack:
             if system.target is not None:
                 server = Server(system.target)
@@ -171,6 +169,7 @@ class Fleet:
                 log = self._logs / f"server-{name}.log"
                 server = stack.enter_context(launched(command, name, log, cores=cores, port=port))
             self._launched[name] = server, stack.pop_all()
+        return server
 
     def _warmed(self, server: Server) -> Server:
         """Streaming if it can, and warm: the first measured request must not include one-time
@@ -187,9 +186,8 @@ class Fleet:
         return server
 
     def _end_all(self, but: str = "") -> None:
-        for name in list(self._launched):
-            if name != but:
-                self.end(name)
+        for name in [name for name in self._launched if name != but]:
+            self.end(name)
 
     def end(self, name: str) -> None:
         """Ends it if it runs."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from client.load.http.target import Target
 from client.load.play import SILENCE_S
+from client.load.servers.probing import served_words
 from client.options.rules import add_shape_options, completed, declare, recipe_from, refuse_given
-from client.workloads.prompts import Words, lengths_are_chosen
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, read_workload, until
 
@@ -61,23 +62,19 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def makes_words(args: argparse.Namespace) -> bool:
-    """Whether the prompts are made of words."""
-    return args.workload is None and lengths_are_chosen(args.prompts or Recipe().prompts)
-
-
-def workload_of(args: argparse.Namespace, words: Words | None = None) -> Workload:
-    """The named file, or the requested samples, their prompts made of `words`. SpecError,
-    WorkloadError."""
-    workload = _samples(args, words) if args.workload is None else read_workload(args.workload)
+def workload_of(args: argparse.Namespace, target: Target | None = None) -> Workload:
+    """The named file, or the requested samples, their prompts counted in the target's tokens.
+    SpecError."""
+    workload = _samples(args, target) if args.workload is None else read_workload(args.workload)
     if workload.users is not None:
         refuse_given(args, ("--drain-s",), "in a closed loop, which waits for every response")
     return workload
 
 
-def _samples(args: argparse.Namespace, words: Words | None) -> Workload:
+def _samples(args: argparse.Namespace, target: Target | None) -> Workload:
     rate = args.rate if args.wait is None else 1 / args.wait
     recipe = recipe_from(args, Recipe(), requests=args.numsamples, rate=rate)
+    words = None if target is None else served_words(target, recipe.prompts)
     values = args.numtokens_range
     if args.selection == "buckets":
         values = range(5, 150, 5)

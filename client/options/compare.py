@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -18,10 +18,9 @@ from client.options.rules import (
     add_shape_options,
     check,
     declare,
-    recipe_from,
-    require_rate,
+    varied_recipe,
 )
-from client.workloads.recipe import Recipe, make, varied
+from client.workloads.recipe import Recipe
 from client.workloads.spec import SpecError
 
 BUDGETS_S = (280.0, 540.0)  # the second for a model whose runs do not fit into the first
@@ -105,9 +104,7 @@ def options_from(args: argparse.Namespace) -> CompareOptions:
         args.prompts = SHARED_PREFIXES
     loads = _loads(args.loads)
     systems = _systems(args)
-    recipe = varied(recipe_from(args, _DEFAULTS, requests=1, rate=1.0))
-    require_rate(recipe.arrivals)
-    make(replace(recipe, requests=1000))  # a recipe that cannot be made is refused now
+    recipe = varied_recipe(args, _DEFAULTS, requests=1)
     objectives = parse_objectives(args.slo) if args.slo else None
     if args.watch:
         args.out = Path(tempfile.mkdtemp(prefix="watched-"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from client.workloads.prompts import lengths_are_chosen
-from client.workloads.recipe import Recipe, has_rate
+from client.workloads.recipe import Recipe, has_rate, make, varied
 from client.workloads.spec import SpecError
 
 
@@ -135,6 +135,16 @@ def recipe_from(
     return replace(defaults, **{**given, "requests": requests, "rate": rate})
 
 
+def varied_recipe(args: argparse.Namespace, defaults: Recipe, *, requests: int) -> Recipe:
+    """The same for a command that varies rates and seeds. SpecError for arrivals that have no rate,
+    and for what cannot be made, before anything is started."""
+    recipe = varied(recipe_from(args, defaults, requests=requests, rate=1.0))
+    if not has_rate(recipe.arrivals):
+        raise SpecError(f"--arrivals {recipe.arrivals}: expected open arrivals that have a rate")
+    make(replace(recipe, requests=1000))
+    return recipe
+
+
 def completed(recipe: Recipe) -> Recipe:
     """With 100 requests, one a second, where nothing was said; a trace keeps its own of both."""
     if recipe.arrivals.startswith("trace:"):
@@ -203,9 +213,3 @@ def refuse_given(args: Options, names: tuple[str, ...], why: str) -> None:
         if value is not None:
             shown = f"-- {' '.join(value)}" if name == _SERVER_OPTIONS else name
             raise SpecError(f"{shown} has no effect {why}")
-
-
-def require_rate(arrivals: str) -> None:
-    """Raises SpecError for arrivals that have no rate, where rates are varied."""
-    if not has_rate(arrivals):
-        raise SpecError(f"--arrivals {arrivals}: expected open arrivals that have a rate")

@@ -13,7 +13,7 @@ from client.load.http.dialects import EXTRAS, OpenAI
 from client.load.http.target import Target
 from client.load.live import say
 from client.load.servers.processes import ServerError, cause, unreachable
-from client.workloads.prompts import Words, embedded_words
+from client.workloads.prompts import Words, embedded_words, lengths_are_chosen
 from client.workloads.workload_file import Request
 
 FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
@@ -72,9 +72,12 @@ def with_extras(target: Target, timeout_s: float) -> Target:
     return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
 
 
-def served_words(target: Target) -> Words:
-    """Words for prompts whose lengths are counted in the target's tokens, as its `/tokenize` (in
-    TGI's form) lists them; the embedded vocabulary's where it does not."""
+def served_words(target: Target, prompts: str) -> Words | None:
+    """Words for such prompts, whose lengths are counted in the target's tokens, as its `/tokenize`
+    (in TGI's form) lists them; the embedded vocabulary's where it does not. None for prompts that
+    have the lengths that they have."""
+    if not lengths_are_chosen(prompts):
+        return None
     known = embedded_words()
     body = {"inputs": known.question()}
     try:

@@ -59,7 +59,7 @@ def test_a_server_that_wants_a_key_says_which_variable_is_for_it(address: str) -
 
 def test_a_vocabulary_without_words_leaves_those_of_the_embedded_one(address: str) -> None:
     for silent in (address, "127.0.0.1:9"):
-        assert served_words(parse_target(f"http://{silent}")) is embedded_words()
+        assert served_words(parse_target(f"http://{silent}"), "words") is embedded_words()
 
 
 def test_only_the_extras_that_a_server_accepts_are_used() -> None:
