@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +95,7 @@ class _Player:
             await asyncio.sleep(start - time.monotonic())
             watcher = asyncio.create_task(self._watch(asyncio.current_task()))
             try:
-                if self.users is None:
-                    await self._open_loop(session)
-                else:
-                    await self._closed_loop(session, self.users)
+                await self._send_all(session)
             except asyncio.CancelledError:
                 self.interrupted = "interrupted from the keyboard"
             wall_s = self.context.now()
@@ -115,10 +112,13 @@ class _Player:
             name=self.context.name,
         )
 
-    async def _open_loop(self, session: aiohttp.ClientSession) -> None:
+    async def _send_all(self, session: aiohttp.ClientSession) -> None:
         tasks: set[asyncio.Task[None]] = set()
+        todo = iter(self.context.bodies)
         try:
-            for index in self.context.bodies:
+            for _ in range(self.users or 0):
+                tasks.add(asyncio.create_task(self._user(session, todo)))
+            for index in todo if self.users is None else ():
                 at_s = self.workload.requests[index].at_s
                 if at_s is None:  # it follows another one
                     continue
@@ -134,7 +134,12 @@ class _Player:
             if tasks:
                 await asyncio.wait(tasks, timeout=left)
         finally:
-            await _cut(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     async def _chain(self, session: aiohttp.ClientSession, index: int) -> None:
         """The request, and those that follow it; after a failure none does."""
@@ -144,23 +149,12 @@ class _Player:
                 await asyncio.sleep(self.workload.requests[follower].think_s)
                 await self._chain(session, follower)
 
-    async def _closed_loop(self, session: aiohttp.ClientSession, users: int) -> None:
-        todo = iter(self.context.bodies)
-
-        async def user() -> None:
-            for index in todo:
-                if think_s := self.workload.requests[index].think_s:
-                    await asyncio.sleep(think_s)
-                await self._send(session, index)
-
-        tasks = {asyncio.create_task(user()) for _ in range(users)}
-        try:
-            await asyncio.wait(tasks, timeout=self.drain_s)
-        finally:
-            await _cut(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
+    async def _user(self, session: aiohttp.ClientSession, todo: Iterator[int]) -> None:
+        """One of a closed loop, who takes the next of those that are left."""
+        for index in todo:
+            if think_s := self.workload.requests[index].think_s:
+                await asyncio.sleep(think_s)
+            await self._send(session, index)
 
     async def _send(self, session: aiohttp.ClientSession, index: int) -> None:
         request = self.workload.requests[index]
@@ -197,9 +191,3 @@ def _unix_offset_s() -> float:
     """Wall clock minus monotonic clock. Time passes between the two readings, so the largest of
     several differences is the most accurate."""
     return max(time.time() - time.monotonic() for _ in range(8))
-
-
-async def _cut(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -70,8 +70,6 @@ class Native:
         return body
 
     def event(self, data: Json) -> Event:
-        if "error" in data:
-            raise AnswerError(_message(data["error"]))
         if "num_tokens" not in data:
             return Event(tokens=_count(data, "tokens"))
         timing = data.get("timing", {})
@@ -121,8 +119,6 @@ class OpenAI:
         return body | dict(self.options)
 
     def event(self, data: Json) -> Event:
-        if "error" in data:
-            raise AnswerError(_message(data["error"]))
         choices = data.get("choices") or []
         generated = any(_generated(c.get("delta" if self.chat else "text")) for c in choices)
         usage = data.get("usage") or {}
@@ -155,8 +151,6 @@ class Tgi:
         return {"inputs": request.prompt, "parameters": parameters}
 
     def event(self, data: Json) -> Event:
-        if "error" in data:
-            raise AnswerError(_message(data["error"]))
         details = data.get("details") or {}
         return Event(
             tokens=int(bool(data.get("token"))),
@@ -217,5 +211,5 @@ def _seconds_if_any(data: Json, key: str) -> float | None:
     return float(value)
 
 
-def _message(error: object) -> str:
+def message(error: object) -> str:
     return str(error.get("message", error)) if isinstance(error, Mapping) else str(error)

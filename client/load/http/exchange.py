@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from client.load.http.dialects import AnswerError, Event, counted
+from client.load.http.dialects import AnswerError, counted, message
 from client.load.http.target import Target
 from client.load.records import Outcome
 from client.workloads.workload_file import Request
@@ -105,8 +105,7 @@ class Exchange:
             if run.target.stream:
                 await self._read_stream(response)
             else:
-                whole = run.target.dialect.event(json.loads(await response.read()))
-                self._take(whole, run.now())
+                self._take(await response.read(), run.now())
         if found.output_tokens is None:
             raise AnswerError("the response ended without a count of its tokens")
         if run.target.stream and not run.target.native:
@@ -116,7 +115,6 @@ class Exchange:
             found.first_s = self.deliveries[0][0] if self.deliveries else None
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
-        dialect, now = self.run.target.dialect, self.run.now
         if response.content_type != "text/event-stream":
             raise AnswerError(
                 f"a stream of events was expected, not {response.content_type}: "
@@ -125,7 +123,7 @@ class Exchange:
         rest = b""
         ended = False
         while chunk := await response.content.readany():
-            at = now()
+            at = self.run.now()
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > _LINE_BYTES:
                 raise AnswerError(f"a line of the stream is longer than {_LINE_BYTES} bytes")
@@ -137,14 +135,17 @@ class Exchange:
                 if data == b"[DONE]":
                     ended = True
                     continue
-                event = dialect.event(json.loads(data))
-                ended = ended or event.last
-                self._take(event, at)
+                ended = self._take(data, at) or ended
         if not ended:
             raise AnswerError("the connection ended in the middle of the stream")
 
-    def _take(self, event: Event, at: float) -> None:
+    def _take(self, text: bytes, at: float) -> bool:
+        """An event of the stream, or the whole response. Whether it is the last."""
         found, progress = self.outcome, self.run.progress
+        data = json.loads(text)
+        if "error" in data:
+            raise AnswerError(message(data["error"]))
+        event = self.run.target.dialect.event(data)
         if event.tokens and self.run.target.stream:
             if found.first_s is None:
                 found.first_s = at
@@ -162,6 +163,7 @@ class Exchange:
         if event.first_s is not None and not self.run.target.stream:
             found.first_s, found.first_from = found.sent_s + event.first_s, "server"
         found.end_s = at
+        return event.last
 
     def ended(self, failure: str | None, unfinished: bool) -> Outcome:
         """Its record, whatever ended it."""
