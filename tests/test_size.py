@@ -20,8 +20,8 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9788,
-    "benchmarks": 5993,
-    "client": 8596,
+    "benchmarks": 5988,
+    "client": 8544,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2533,
