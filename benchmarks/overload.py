@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found: list[Found] = []
     with Fleet(RECIPE, None, 300.0, together=True) as fleet:
         fleet.start(systems)
-        limits = {one.name: knee(one, fleet, RECIPE, KNEE_S) for one in systems}
+        limits = {one.name: knee(one, fleet, KNEE_S) for one in systems}
         highest = HIGHEST * max(limits.values())
         for one in systems:
             limit = limits[one.name]

@@ -28,12 +28,7 @@ from client.analysis.gates import (
     void_of,
 )
 from client.analysis.metrics import Objectives, RunFigures, measure, parse_objectives
-from client.analysis.statistics import (
-    Interval,
-    excludes,
-    exponential,
-    mean_interval,
-)
+from client.analysis.statistics import Interval, excludes, exponential, mean_interval
 from client.comparison.fleet import Fleet
 from client.comparison.runs import calibrate, knee
 from client.load.http.target import parse_target
@@ -42,13 +37,7 @@ from client.load.machine import commit, machine, versions
 from client.load.servers.processes import MODES, ServerError, System, end_as_ctrl_c, server_command
 from client.load.servers.stats import described, stats
 from client.load.workers import WorkerError
-from client.options.rules import (
-    add_common_options,
-    add_shape_options,
-    check,
-    declare,
-    varied_recipe,
-)
+from client.options.rules import add_common_options, check, declare, varied_recipe
 from client.report.tables import Table, rendered
 from client.report.words import contained, objectives_text
 from client.workloads.recipe import Recipe, make, used
@@ -249,8 +238,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
     where.add_argument("--target", help="a running server, as for client.py")
     declare(p, _DECLARED, requests=100, seeds=3, precision=0.05)
-    add_common_options(p, calibrate_s=10.0)
-    add_shape_options(p, _DEFAULTS)
+    add_common_options(p, _DEFAULTS, calibrate_s=10.0)
     return p
 
 
@@ -265,10 +253,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecError as error:
         p.error(str(error))
     end_as_ctrl_c()
-    name = args.mode or (target.name if target else "")
-    model = args.model or "embedded"
-    command = server_command(args.mode, model, args.server_options) if args.mode else None
-    system = System(name, command, target)
+    if target is None:
+        command = server_command(args.mode, args.model or "embedded", args.server_options)
+        system = System(args.mode, command)
+    else:
+        system = System(target.name, None, target)
     found = Findings(system, recipe, objectives, args.share, args.precision)
     try:
         _search(args, found)
@@ -287,15 +276,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _search(args: argparse.Namespace, found: Findings) -> None:
     """Fill ``found``, so that a search that ends early keeps its findings."""
     system, recipe = found.system, found.recipe
-    with Fleet(recipe, None, args.start_s or 600.0, together=False) as fleet:
+    with Fleet(recipe, None, args.start_s, together=False) as fleet:
         say(f"measuring a request alone on {system.name}")
-        alone = calibrate(system, fleet, recipe, args.calibrate_s)
+        alone = calibrate(system, fleet, args.calibrate_s)
         found.alone = alone
         objectives = found.objectives or alone.objectives(args.slo_multiple or 5.0)
         found.objectives = objectives
         say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
         found.server = stats(fleet.server(system).target)
-        limit = knee(system, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
+        limit = knee(system, fleet, max(args.calibrate_s, 6 * alone.longest_s))
         say(f"{system.name}: its limit is {limit:.3g} requests/s")
         # Long enough for a growing queue to exceed the objectives.
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)

@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 as_json=args.json, workers=args.workers or 1, keep_alive=args.keep_alive
             )
         own = f"http://{os.getenv('IP', 'localhost')}:{os.getenv('PORT', '8500')}"
-        target = parse_target(args.target or own)
-        target = replace(target, keep_alive=args.keep_alive)
+        target = replace(parse_target(args.target or own), keep_alive=args.keep_alive)
         if args.prompt is not None:
             return _one(target, args)
         objectives = parse_objectives(args.slo) if args.slo else None

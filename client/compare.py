@@ -81,13 +81,13 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     with Fleet(
         options.recipe,
         logs,
-        options.start_s,
+        args.start_s,
         together=options.together,
         workers=args.workers,
         watched=options.systems if args.watch else (),
     ) as fleet:
         fleet.start(options.systems)
-        unit = calibrated(options.systems, fleet, options.recipe, args.calibrate_s)
+        unit = calibrated(options.systems, fleet, args.calibrate_s)
         if unit is not None:
             try:
                 for one in _runs(options, fleet, manifest, unit, started):
@@ -124,9 +124,9 @@ def _runs(
     """The planned runs, one by one, so that an interruption keeps those that have ended."""
     args, limits = options.args, {}
     if not args.original:  # which has a single load
-        limits = limits_of(options.systems, fleet, options.recipe, args.calibrate_s, unit)
+        limits = limits_of(options.systems, fleet, args.calibrate_s, unit)
     plan = planned(
-        options, unit, limits, fleet.lost, together=fleet.together,
+        options, unit, limits, fleet.lost, together=bool(fleet.together),
         spent_s=time.monotonic() - started,
     )  # fmt: skip
     names = (

@@ -42,26 +42,30 @@ class Fleet:
         self,
         recipe: Recipe,
         logs: Path | None,
-        start_s: float,
+        start_s: float | None,
         *,
         together: bool | None,
         workers: int = 1,
         keep_alive: bool = False,
         watched: Sequence[System] = (),
     ) -> None:
-        """``logs`` None: they are not kept. ``together`` None: if memory suffices. ``watched``:
+        """``recipe``: of all that is played. ``logs`` None: they are not kept. ``start_s`` None: a
+        server may take ten minutes to start. ``together`` None: if memory suffices. ``watched``:
         those of our servers that one live page shows; its address is printed."""
         # of all workloads: the first server's that was ready; None: the embedded vocabulary's
         self.words: Words | None = None
         self.lost: dict[str, Loss] = {}
-        self._recipe, self._start_s = recipe, start_s
+        self.recipe, self._start_s = recipe, start_s or 600.0
         self._keep_alive = keep_alive
-        self.together = bool(together)
-        self._measured = together is None
-        self._watched = [c.name for c in watched if c.command is not None]
-        self._pages: dict[str, str] = {}  # of those that are watched
+        self.together = together
         self._held = ExitStack()  # the crew, and their ports, which stay theirs
         self._logs = logs or Path(self._held.enter_context(TemporaryDirectory()))
+        self._pages = {  # of those that are watched
+            system.name: f"http://127.0.0.1:{self._held.enter_context(free_port())}"
+            for system in watched
+            if system.command is not None
+        }
+        self._shown = False
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._launched: dict[str, tuple[Server, ExitStack]] = {}
@@ -69,9 +73,6 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self._held.enter_context(self.crew)
-        for name in self._watched:
-            port = self._held.enter_context(free_port())
-            self._pages[name] = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +82,7 @@ class Fleet:
     def start(self, systems: Sequence[System]) -> None:
         """Start all servers that stay up together at once, so that they load their models in
         parallel; the first alone, if its memory decides whether they do."""
-        if self._measured:
+        if self.together is None:
             first = self._launch(systems[0])
             self._await()
             # twice: keys and values are written later
@@ -109,15 +110,15 @@ class Fleet:
             try:
                 await_health(server, self._start_s)
                 server = self._warmed(server)
-                self.words = self.words or served_words(server.target, self._recipe.prompts)
+                self.words = self.words or served_words(server.target, self.recipe.prompts)
                 self._ready[name] = server
             except BaseException:
                 self.end(name)
                 raise
-            if name in self._watched:
+            if name in self._pages and not self._shown:
                 shown = ",".join(self._pages.values())
                 say(f"watch all side by side: {self._pages[name]}/watch?with={shown}#measured")
-                self._watched.clear()  # once: the page outlives the server that it came from
+                self._shown = True  # once: the page outlives the server that it came from
         return self._ready[name]
 
     def play(
@@ -177,7 +178,7 @@ class Fleet:
         target = replace(adapted(server.target), keep_alive=self._keep_alive)
         server = replace(server, target=target)
         few = replace(
-            self._recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7
+            self.recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7
         )
         run = self.crew.play(make(few), target, silence_s=FIRST_ANSWER_S)
         if run.interrupted:

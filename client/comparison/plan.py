@@ -20,7 +20,6 @@ from client.experiment import in_turn
 from client.load.live import say
 from client.load.servers.processes import System
 from client.options.compare import BUDGETS_S, SEEDS, CompareOptions
-from client.workloads.recipe import Recipe
 
 BEYOND = 1.25  # times its limit, at which a system certainly cannot keep up
 _BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
@@ -46,7 +45,6 @@ class Plan:
     loads: tuple[float, ...]
     seeds: tuple[int, ...]
     control: str | None
-    recipe: Recipe
     window_s: float
     drain_s: float
     folder: Path
@@ -142,7 +140,6 @@ def planned(
     plan = Plan(
         systems, loads, _seeds(args.seed, args.seeds or SEEDS[0]),
         control=None if args.no_control else control,
-        recipe=options.recipe,
         window_s=0.0,
         drain_s=5 * unit.longest_s if args.drain_s is None else args.drain_s,
         folder=options.folder,

@@ -22,7 +22,7 @@ from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError, System
 from client.load.servers.stats import handled, reset_stats, settled_stats
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import make
 from client.workloads.workload_file import Workload, write_workload
 
 CALIBRATION_SEED = 1_000_003
@@ -30,7 +30,7 @@ CONCURRENCY = 64  # of the closed loop that measures a limit
 FIRST = "before the first run"  # of a comparison, when a system was lost
 
 
-def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:
+def calibrate(system: System, fleet: Fleet, seconds: float) -> Calibration:
     """Play a closed loop of one user against the baseline, for about ``seconds``.
 
     Raises ServerError where it does not answer.
@@ -40,7 +40,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     took_s = time.monotonic() - before
 
     def alone(count: int, seed: int, title: str) -> Run:
-        asked = replace(recipe, requests=count, seed=seed, deferred_share=0.0)
+        asked = replace(fleet.recipe, requests=count, seed=seed, deferred_share=0.0)
         workload = make(asked, fleet.words, users=1)
         run = fleet.play(system, workload, title, silence_s=FIRST_ANSWER_S)
         must_answer(run, server)
@@ -61,13 +61,13 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     )
 
 
-def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
+def knee(system: System, fleet: Fleet, seconds: float) -> float:
     """The limit in requests a second, from a closed loop of many users.
 
     Raises ServerError if there is no response.
     """
-    closed = replace(recipe, requests=20 * CONCURRENCY, seed=CALIBRATION_SEED, deferred_share=0.0)
-    workload = make(closed, fleet.words, users=CONCURRENCY)
+    closed = replace(fleet.recipe, requests=20 * CONCURRENCY, seed=CALIBRATION_SEED)
+    workload = make(replace(closed, deferred_share=0.0), fleet.words, users=CONCURRENCY)
     return saturated(system, fleet, workload, (seconds, 4 * seconds, 16 * seconds))[0]
 
 
@@ -99,21 +99,19 @@ def saturated(
     )
 
 
-def calibrated(
-    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float
-) -> Calibration | None:
+def calibrated(systems: Sequence[System], fleet: Fleet, seconds: float) -> Calibration | None:
     """The unit of load, from the first system that responds; those before it are lost."""
     for system in systems:
         say(f"measuring {system.name} with one request at a time")
         with fleet.losing(system, "while its capacity was measured"):
-            found = calibrate(system, fleet, recipe, seconds)
+            found = calibrate(system, fleet, seconds)
             say(f"loads are multiples of {found.capacity:.3g} requests/s")
             return found
     return None
 
 
 def limits_of(
-    systems: Sequence[System], fleet: Fleet, recipe: Recipe, seconds: float, unit: Calibration
+    systems: Sequence[System], fleet: Fleet, seconds: float, unit: Calibration
 ) -> dict[str, float]:
     """The limit of each system, in loads."""
     found: dict[str, float] = {}
@@ -121,7 +119,7 @@ def limits_of(
     for system in systems:
         if system.beside is None and system.name not in fleet.lost:
             with fleet.losing(system, FIRST):
-                limit = knee(system, fleet, recipe, seconds) / unit.capacity
+                limit = knee(system, fleet, seconds) / unit.capacity
                 found[system.name] = limit
                 say(f"{system.name}: its limit is load {limit:.3g}")
     return found
@@ -155,7 +153,7 @@ def _played(
     every system, is kept as a file."""
     server, rate = fleet.server(system), job.load * capacity
     count = max(round(rate * plan.window_of(job.load)), 3)
-    recipe = replace(plan.recipe, requests=count, rate=rate, seed=job.seed)
+    recipe = replace(fleet.recipe, requests=count, rate=rate, seed=job.seed)
     workload = make(recipe, fleet.words)
     path = plan.folder / "workloads" / f"load{job.load:g}-seed{job.seed}.jsonl"
     if not path.exists():

@@ -13,13 +13,7 @@ from client.analysis.metrics import Objectives, parse_objectives
 from client.load.http.target import parse_target
 from client.load.machine import ROOT
 from client.load.servers.processes import COMPARED, MODES, NO_WAIT, System, server_command
-from client.options.rules import (
-    add_common_options,
-    add_shape_options,
-    check,
-    declare,
-    varied_recipe,
-)
+from client.options.rules import add_common_options, check, declare, varied_recipe
 from client.workloads.recipe import Recipe
 from client.workloads.spec import SpecError
 
@@ -74,15 +68,14 @@ def parser() -> argparse.ArgumentParser:
         "openai-chat+http, tgi+http, or http for this project's API; "
         "repeatable",
     )  # fmt: skip
-    add_common_options(p, calibrate_s=6.0)
-    add_shape_options(p, _DEFAULTS)
+    add_common_options(p, _DEFAULTS, calibrate_s=6.0)
     return p
 
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
     """The parsed command line. ``loads`` is None if they are to be found, ``together`` if memory
-    decides whether all servers stay up together. A server may take ``start_s`` to start."""
+    decides whether all servers stay up together."""
 
     args: argparse.Namespace
     systems: tuple[System, ...]
@@ -91,7 +84,6 @@ class CompareOptions:
     objectives: Objectives | None
     folder: Path
     model: str
-    start_s: float
     together: bool | None
 
 
@@ -113,10 +105,7 @@ def options_from(args: argparse.Namespace) -> CompareOptions:
     if all(system.command is None for system in systems):
         model = "servers that already run"
     together = None if args.servers is None else args.servers == "together"
-    start_s = args.start_s or 600.0
-    return CompareOptions(
-        args, systems, loads, recipe, objectives, folder, model, start_s, together
-    )
+    return CompareOptions(args, systems, loads, recipe, objectives, folder, model, together)
 
 
 def _loads(text: str | None) -> tuple[float, ...] | None:
@@ -143,12 +132,8 @@ def _systems(args: argparse.Namespace) -> tuple[System, ...]:
         )
     made = []
     for mode in modes:
-        command = server_command(
-            mode,
-            args.model or "embedded",
-            args.server_options,
-            prefix_caching=args.shared_prefixes,
-        )
+        model, options = args.model or "embedded", args.server_options
+        command = server_command(mode, model, options, prefix_caching=args.shared_prefixes)
         beside = "static" if mode == NO_WAIT and "static" in modes else None
         made.append(System(mode, command, None, beside))
     made += [System(target.name, None, target) for target in map(parse_target, args.target)]

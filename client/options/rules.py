@@ -120,10 +120,13 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
     declare(parser, _SENT.format(**asdict(defaults)), "what is sent")
 
 
-def add_common_options(parser: argparse.ArgumentParser, *, calibrate_s: float) -> None:
-    """Those of the commands that start servers and calibrate."""
+def add_common_options(
+    parser: argparse.ArgumentParser, defaults: Recipe, *, calibrate_s: float
+) -> None:
+    """Those of the commands that start servers and calibrate, and of what is sent."""
     declare(parser, _COMMON, calibrate_s=calibrate_s, seed=0, share=0.9)
     parser.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
+    add_shape_options(parser, defaults)
 
 
 def recipe_from(

@@ -86,7 +86,7 @@ def test_a_trace_is_calibrated_with_its_own_lengths(tmp_path: Path) -> None:
     with Fleet(recipe, tmp_path, 60.0, together=True) as fleet:
         target = fleet.server(one).target
         reset_stats(target)
-        found = calibrate(one, fleet, recipe, 0.1)
+        found = calibrate(one, fleet, 0.1)
         assert handled(stats(target)) == 2 * (4 + found.requests)
 
 
@@ -114,7 +114,7 @@ def test_servers_that_do_not_fit_together_live_one_at_a_time(
 def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Plan:
     """A plan of one seed and short runs."""
     values: dict[str, Any] = {
-        "loads": (1.0, 2.0), "seeds": (0,), "control": None, "recipe": RECIPE, "window_s": 0.2,
+        "loads": (1.0, 2.0), "seeds": (0,), "control": None, "window_s": 0.2,
         "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
     return Plan(systems=systems, **values)

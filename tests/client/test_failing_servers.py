@@ -110,7 +110,7 @@ def test_a_mode_that_does_not_start_or_dies_is_left_out_and_the_others_go_on(
 ) -> None:
     dying = system("static", die_after=12)
     three = (system("nobatch", base_s="never"), dying, system("dynamic"))
-    asked = planned(tmp_path, three, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together)
+    asked = planned(tmp_path, three, seeds=(0, 1), drain_s=5.0, together=together)
     with Fleet(RECIPE, tmp_path, 60.0, together=together) as fleet:
         results, lost = list(carry_out(asked, fleet, capacity=30.0)), fleet.lost
     assert [*lost] == ["nobatch", "static"], "none is started again"
@@ -220,4 +220,4 @@ def test_a_server_that_hides_when_its_tokens_came_is_searched_by_e2e_only() -> N
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(tmp_path: Path) -> None:
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
-        assert knee(system("dynamic", base_s=0.1), fleet, RECIPE, 0.05) > 0
+        assert knee(system("dynamic", base_s=0.1), fleet, 0.05) > 0

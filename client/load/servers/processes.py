@@ -42,7 +42,7 @@ class System:
 
     name: str
     command: tuple[str, ...] | None
-    target: Target | None
+    target: Target | None = None
     beside: str | None = None
 
 

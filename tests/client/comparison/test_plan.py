@@ -16,7 +16,6 @@ from client.analysis.metrics import Isolated
 from client.comparison.plan import Plan, planned, schedule, telling_loads
 from client.load.servers.processes import System
 from client.options.compare import options_from, parser
-from client.workloads.recipe import Recipe
 
 NAMES = ("nobatch", "static", "dynamic")
 LOADS = (0.7, 2.0, 8.0)
@@ -26,7 +25,7 @@ SPENT_S = 60.0
 def plan(**changes: Any) -> Plan:
     values: dict[str, Any] = {
         "systems": tuple(System(name, ("x",), None) for name in NAMES), "loads": LOADS,
-        "seeds": tuple(range(6)), "control": "dynamic", "recipe": Recipe(), "window_s": 1.0,
+        "seeds": tuple(range(6)), "control": "dynamic", "window_s": 1.0,
         "drain_s": 1.0, "folder": Path(), "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
     return Plan(**values)
