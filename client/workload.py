@@ -29,9 +29,6 @@ _MADE = """
 --seed SEED: same seed and numpy, same file (%(default)s)
 --target TEXT: server whose tokens prompts are counted in (the embedded vocabulary's)
 """
-_DESCRIBED = """
---json: print the figures as JSON
-"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add_shape_options(maker, Recipe())
     told = commands.add_parser("describe", help="measure burstiness and sizes")
     told.add_argument("file", type=Path)
-    declare(told, _DESCRIBED)
+    declare(told, "--json: print the figures as JSON")
     return p
 
 

@@ -87,6 +87,7 @@ class JobRun:
         window = "24h" if math.inf in deadlines else f"{math.ceil(max(deadlines))}s"
         self._job = Job("not created", len(deferred), 0, 0, 0, 0.0, window)
         self._leaving = False
+        self._session = requests.Session()
         self._thread = threading.Thread(target=self._run, name="job", daemon=True)
 
     def start(self) -> None:
@@ -101,26 +102,24 @@ class JobRun:
     def _run(self) -> None:
         began_s = time.monotonic()
         try:
-            with requests.Session() as session:
+            with self._session as session:
                 for scheme in ("http://", "https://"):
                     session.mount(scheme, HTTPAdapter(max_retries=RETRIES))
-                file = self._ask(
-                    session, "POST", "/files", files={"file": self._content},
-                    data={"purpose": "batch"},
-                )  # fmt: skip
+                content, purpose = {"file": self._content}, {"purpose": "batch"}
+                file = self._ask("POST", "/files", files=content, data=purpose)
                 body = {
                     "input_file_id": file["id"],
                     "endpoint": self._endpoint,
                     "completion_window": self._job.window,
                 }
-                batch = self._ask(session, "POST", "/batches", json=body)
+                batch = self._ask("POST", "/batches", json=body)
                 began_s, path = time.monotonic(), f"/batches/{batch['id']}"
                 while batch["status"] not in ENDED:
                     time.sleep(POLL_S)
                     if self._leaving and batch["status"] != "cancelling":
                         with suppress(ValueError):  # a refusal: the job may have just ended
-                            self._ask(session, "POST", f"{path}/cancel")
-                    batch = self._ask(session, "GET", path)
+                            self._ask("POST", f"{path}/cancel")
+                    batch = self._ask("GET", path)
                     self._take(batch, began_s)
                 self._take(batch, began_s)
         except (requests.RequestException, ValueError, LookupError, TypeError) as error:
@@ -140,11 +139,9 @@ class JobRun:
             error=faults[0].get("message"),
         )
 
-    def _ask(
-        self, session: requests.Session, method: str, path: str, **options: Any
-    ) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         url, headers = f"{self._target.url}/v1{path}", self._target.headers
-        answer = session.request(method, url, headers=headers, timeout=ANSWER_S, **options)
+        answer = self._session.request(method, url, headers=headers, timeout=ANSWER_S, **options)
         if answer.status_code >= 400:
             raise ValueError(f"HTTP {answer.status_code}: {answer.text[:300]}")
         data: dict[str, Any] = answer.json()

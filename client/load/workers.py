@@ -77,9 +77,10 @@ class Crew:
 
     def _forked(self, progress: Progress) -> _Worker:
         ours, its = _FORKING.Pipe()
+        inherited = [ours, *(worker.channel for worker in self._workers)]
         process = _FORKING.Process(
             target=_serve, name="client", daemon=True,
-            args=(its, [ours, *self._channels()], self._cores, progress, self._stopped),
+            args=(its, inherited, self._cores, progress, self._stopped),
         )  # fmt: skip
         with warnings.catch_warnings():
             # Python 3.12 warns if there are threads; the process waits for none of their locks
@@ -87,9 +88,6 @@ class Crew:
             process.start()
         its.close()
         return _Worker(process, ours)
-
-    def _channels(self) -> list[Connection]:
-        return [worker.channel for worker in self._workers]
 
     def play(
         self,
@@ -118,15 +116,14 @@ class Crew:
             for worker in busy:
                 worker.hear()  # it is ready
             self._tell(busy, [time.monotonic() + _HEAD_START_S] * len(busy))
-            parts: dict[int, Run] = {}
-            numbers: dict[Any, int] = {w.channel: n for n, w in enumerate(busy)}
-            while len(parts) < len(busy):
-                left = [w.channel for n, w in enumerate(busy) if n not in parts]
-                for number in map(numbers.__getitem__, wait(left, _WATCHED_S)):
-                    parts[number] = busy[number].hear()
+            parts = list[Run]()
+            left: dict[Any, _Worker] = {worker.channel: worker for worker in busy}
+            while left:
+                for channel in wait([*left], _WATCHED_S):
+                    parts.append(left.pop(channel).hear())
                 if watch is not None:
                     watch(Progress.together(self._progress))
-        return _merged(workload, [parts[n] for n in sorted(parts)])
+        return _merged(workload, parts)
 
     def _tell(self, busy: Sequence[_Worker], messages: Sequence[Any]) -> None:
         for worker, message in zip(busy, messages, strict=True):

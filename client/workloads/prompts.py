@@ -91,14 +91,6 @@ def embedded_words() -> Words:
     return Words(starts, further, 0, hashlib.sha256(data).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Each prompt begins with one of ``prefixes`` texts of ``tokens``, equally likely."""
-
-    prefixes: Count = 4
-    tokens: Count = 128
-
-
 def lengths_are_chosen(prompts: str) -> bool:
     """Whether prompts are made up, so that their lengths can be chosen."""
     return prompts.partition(":")[0] in ("words", "shared")
@@ -163,13 +155,17 @@ class TextMaker:
 
 
 def shared_prompts(kind: str, own: Sizes, rng: np.random.Generator, words: Words) -> Prompts:
-    """Prompts of ``own`` tokens each behind ``shared:prefixes=4,tokens=128``."""
-    shared = build(kind, {"shared": Shared}, "prompts")
-    made, length = TextMaker(words, rng), max(shared.tokens, words.before + 1)
-    prefixes = [made.first(shared.tokens) for _ in range(shared.prefixes)]
-    chosen = rng.integers(shared.prefixes, size=own.size).tolist()
-    texts = [prefixes[k] + made.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
-    return texts, (own + length).tolist()
+    """Prompts of ``own`` tokens each behind one of so many texts, equally likely, as
+    ``shared:prefixes=4,tokens=128`` asks for."""
+    made = TextMaker(words, rng)
+
+    def begun(prefixes: Count = 4, tokens: Count = 128) -> Prompts:
+        firsts = [made.first(tokens) for _ in range(prefixes)]
+        chosen = rng.integers(prefixes, size=own.size).tolist()
+        texts = [firsts[k] + made.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
+        return texts, (own + max(tokens, words.before + 1)).tolist()
+
+    return build(kind, {"shared": begun}, "prompts")
 
 
 def block_prompts(
