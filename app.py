@@ -30,13 +30,12 @@ from api.jobs import batches, files
 from api.jobs.lines import Endpoints
 from api.metrics import JobCollector, register_metrics
 from api.openai import routes as openai
-from api.openai.answers import error_shape
+from api.openai.errors import error_shape
 from api.openai.generation import Generations
-from api.openai.served import ServedModel
 from api.openapi import register_openapi
 from api.responses import routes as responses
 from api.responses.calls import ResponseCalls
-from api.service import Description, Service, Texts
+from api.service import Description, Service, Texts, served_names
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
@@ -161,7 +160,9 @@ def create_app(
     service = Service(
         config,
         manager,
+        served_names(config),
         tokenizer,
+        template,
         stats,
         departures,
         Writer(config.stream_heartbeat),
@@ -171,17 +172,16 @@ def create_app(
         grammars,
         defaults,
     )
-    served = ServedModel(service, template)
-    generations = Generations(service, served)
-    app.register_blueprint(native.make_blueprint(service, served.require_served))
-    app.register_blueprint(watch.make_blueprint(service, template))
-    calls = openai.Calls(service, generations)
-    app.register_blueprint(tgi.make_blueprint(service, served, calls))
+    name = service.names[0]
+    generations = Generations(service)
+    app.register_blueprint(native.make_blueprint(service))
+    app.register_blueprint(watch.make_blueprint(service))
+    app.register_blueprint(tgi.make_blueprint(service, generations))
     endpoints = Endpoints(service, generations)
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
         endpoints,
-        names=served.names,
+        names=service.names,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
         retention_s=config.batch_retention_days * DAY_S,
@@ -194,15 +194,15 @@ def create_app(
     app.extensions["turns"] = service.turns
     app.extensions["departures"] = departures
     app.extensions["intake"] = make_intake(config, manager, stats)
-    app.register_blueprint(openai.make_blueprint(service, served, calls))
+    app.register_blueprint(openai.make_blueprint(service, generations))
     app.register_blueprint(files.make_blueprint(service, jobs))
-    app.register_blueprint(batches.make_blueprint(service, jobs, served.name))
+    app.register_blueprint(batches.make_blueprint(service, jobs, name))
     app.register_blueprint(responses.make_blueprint(service, answers))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
-    register_hooks(app, config, time.perf_counter, tracing, served.name)
+    register_hooks(app, config, time.perf_counter, tracing, name)
     collector = JobCollector(jobs)
-    register_metrics(app, stats, manager, lambda: engine.unused_gpu, served.name, collector)
+    register_metrics(app, stats, manager, lambda: engine.unused_gpu, name, collector)
     register_openapi(app, keys=bool(config.keys))
     return app
 

@@ -6,14 +6,28 @@ Like vLLM, `do_sample` is not read. TGI's API takes nothing of this.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Annotated
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.http.errors import explain
-from api.limits import COUNT, MOST, RATE, SHARE, TEMPERATURE, Count, Rate, Share, Temperature
+from api.limits import (
+    COUNT,
+    FRESH_SEED_BITS,
+    LEAST_MASS,
+    MOST,
+    RATE,
+    SHARE,
+    TEMPERATURE,
+    Count,
+    Rate,
+    Share,
+    Temperature,
+)
 from models.names import EMBEDDED, RANDOM_PREFIX
+from requested import Sampling
 from text.special_tokens import read_object
 from text.tokenizer import VocabularyError
 from text.vocabulary import locate_files
@@ -37,17 +51,20 @@ class SamplingDefaults(BaseModel):
     def stated(self) -> dict[str, float]:
         return self.model_dump(exclude_unset=True)
 
-    @property
-    def best(self) -> int | None:
-        """`top_k` for the sampler; None: no limit."""
-        return self.top_k if self.top_k is not None and self.top_k > 0 else None
+    def sampling(self, said: Mapping[str, Any], seed: int | None) -> Sampling:
+        """With what a client has `said` in their place, and a fresh seed if it said none."""
+        chosen = self.model_copy(update=said)
+        return Sampling(
+            seed=secrets.randbits(FRESH_SEED_BITS) if seed is None else seed,
+            temperature=chosen.temperature,
+            top_k=None if chosen.top_k in (0, -1) else chosen.top_k,
+            top_p=max(chosen.top_p, LEAST_MASS),
+            min_p=chosen.min_p,
+            repetition_penalty=chosen.repetition_penalty,
+        )
 
-    def under(self, request: BaseModel, said: Set[str]) -> SamplingDefaults:
-        """With the fields that a client has `said` in their place."""
-        return self.model_copy(update={name: getattr(request, name) for name in NAMES & said})
 
-
-NAMES = SamplingDefaults.model_fields.keys()
+NAMES = set(SamplingDefaults.model_fields)
 
 
 def load_sampling_defaults(model: str, revision: str | None = None) -> SamplingDefaults:

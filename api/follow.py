@@ -54,14 +54,16 @@ class Follower:
             yield NewToken(index, token, text, is_end)
 
     def text(self, most: int) -> str:
-        """The same as one text, of up to `most` tokens in all: takes a fraction of the time."""
+        """The same as one text, of up to `most` tokens in all, and at the end the rest: takes a
+        fraction of the time."""
         self.ended = self._inference.event.is_set()
         new = self._inference.ids[self._first + self.count : self._first + most]
         self.count += len(new)
         if new and new[-1] in self._inference.end_ids:  # none follows
             self.met_end = True
             del new[-1]
-        return self._detokenizer.decode(b"".join(map(self._bytes_of, new)))
+        text = self._detokenizer.decode(b"".join(map(self._bytes_of, new)))
+        return text + self._detokenizer.finish() if self.ended else text
 
     def rest(self) -> str:
         """The text of an incomplete last character. Call it once, after the last token."""

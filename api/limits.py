@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 MOST = 2**31 - 1  # of whole numbers
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # signed as OpenAI's or unsigned as TGI's
@@ -22,7 +22,9 @@ MOST_TOP_LOGPROBS = 20
 MOST_STOP_CHARACTERS = 1024  # of a stop string
 MOST_TARGET_S = 86_400
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
-LEAST_MASS = 1e-9  # as a float32, less may be 0, which no set of tokens has
+# of `top_p` and `typical_p` for the sampler, which leaves one token: as a float32, less may be 0,
+# which no set of tokens has
+LEAST_MASS = 1e-9
 
 COUNT = f"a whole number from 1 to {MOST}"
 PRIORITY = "a whole number from -2**31 to 2**31 - 1"
@@ -39,28 +41,17 @@ METADATA = (
 TOP_LOGPROBS = f"a whole number from 0 to {MOST_TOP_LOGPROBS}"
 
 
-def _not_too_cool(value: float) -> float:
-    if 0 < value < COOLEST:
-        raise ValueError("too small")
-    return value
-
-
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Target = Annotated[float, Field(gt=0, le=MOST_TARGET_S)]
 Seed = Annotated[int, Field(ge=LEAST_SEED, le=MOST_SEED)]
-Temperature = Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(_not_too_cool)]
+Temperature = Annotated[float, Field(ge=0, le=0)] | Annotated[float, Field(ge=COOLEST, le=HOTTEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 Penalty = Annotated[float, Field(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)]
-
-
-def mass(share: float) -> float:
-    """`top_p` or `typical_p` for the sampler. A share of 0, or so little, leaves one token."""
-    return max(share, LEAST_MASS)
 
 
 def at_most(entries: int) -> BeforeValidator:

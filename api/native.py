@@ -6,21 +6,19 @@ work in every mode.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, g, jsonify, request
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from api.defaults import SamplingDefaults
+from api.defaults import NAMES
 from api.follow import Follower
 from api.http.body import read_body
 from api.http.errors import Error
 from api.limits import (
     COUNT,
-    FRESH_SEED_BITS,
     SEED,
     SHARE,
     TEMPERATURE,
@@ -28,17 +26,14 @@ from api.limits import (
     Seed,
     Share,
     Temperature,
-    mass,
 )
 from api.openapi import GENERATING, plain_errors
 from api.service import READY, Description, Health, Service
 from api.signals import Signals
-from api.stream import event, event_stream, text_event
+from api.stream import PLACE, event, event_stream, text_event
 from engine.inference import Inference
-from records import RequestRecord
-from requested import Sampling, ServiceClass
+from requested import ServiceClass
 from telemetry.figures import Figures, Iterations
-from text.tokenizer import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
 
@@ -62,18 +57,6 @@ class InferenceRequest(Signals):
     deadline_s: float | None = Field(
         None, gt=0, le=MOST_DEADLINE_S, description=f"seconds, above 0 and up to {MOST_DEADLINE_S}"
     )
-
-    def sampling(self, defaults: SamplingDefaults) -> Sampling:
-        """With a fresh seed where none is given."""
-        chosen = defaults.under(self, self.model_fields_set)
-        return Sampling(
-            seed=secrets.randbits(FRESH_SEED_BITS) if self.seed is None else self.seed,
-            temperature=chosen.temperature,
-            top_k=chosen.best,
-            top_p=mass(chosen.top_p),
-            min_p=chosen.min_p,
-            repetition_penalty=chosen.repetition_penalty,
-        )
 
 
 class Timing(TypedDict):
@@ -109,8 +92,7 @@ class StatsReset(TypedDict):
     reset: Literal[True]
 
 
-def make_blueprint(service: Service, require_served: Callable[[str | None], None]) -> Blueprint:
-    """`require_served`: raises ApiError unless this model is served."""
+def make_blueprint(service: Service) -> Blueprint:
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
@@ -122,15 +104,15 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         events=InferencePiece | InferenceEnd | Error,
     )
     def inference() -> Response:
-        arrival_s = service.arrived_s()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
-        require_served(wanted.model)
+        service.require_served(wanted.model)
         service.require_ready()
+        said = wanted.model_dump(include=NAMES, exclude_unset=True)
         accepted = Inference(
             service.encode("prompt", [wanted.prompt])[0],
             wanted.num_tokens,
-            wanted.sampling(service.defaults),
-            arrival_s,
+            service.defaults.sampling(said, wanted.seed),
+            g.arrival_s,
             service_class=wanted.service_class,
             deadline_s=wanted.deadline_s,
             streaming=wanted.stream,
@@ -138,29 +120,32 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         service.submit(accepted, asked=wanted)
         if wanted.stream:
             return event_stream(service, [accepted], events(accepted, wanted.prompt))
-        record = service.finish(accepted, request.environ.get("gunicorn.socket"))
-        return jsonify(_answer(accepted, record, wanted.prompt, text(accepted)))
+        pieces = service.wait(read(accepted), accepted)
+        return jsonify(_answer(accepted, wanted.prompt, "".join(text for text, _ in pieces)))
 
-    def text(done: Inference) -> str:
-        detokenizer = Detokenizer(service.tokenizer)
-        return detokenizer.push(done.ids[done.prompt_tokens :]) + detokenizer.finish()
-
-    def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
+    def read(accepted: Inference) -> Iterator[tuple[str, int] | None]:
+        """Texts with the numbers of their tokens; None: there is none before the next update."""
         follower = Follower(accepted, service.tokenizer, accepted.prompt_tokens)
-        texts = []
-        of_one = text_event(lambda text: InferencePiece(text=text, tokens=1))
         while not follower.ended:
             before = follower.count
-            told = follower.text(accepted.max_tokens) + (follower.rest() if follower.ended else "")
-            if (tokens := follower.count - before) or told:
-                texts.append(told)
-                piece: InferencePiece = {"text": told, "tokens": tokens}
-                yield of_one(told) if tokens == 1 else event(piece)
+            text = follower.text(accepted.max_tokens)
+            if (tokens := follower.count - before) or text:
+                yield text, tokens
             if not follower.ended:
                 yield None
-        answer = _answer(accepted, service.outcome(accepted), prompt, "".join(texts))
-        end: InferenceEnd = {**answer, "done": True}
-        yield event(end)
+        service.outcome(accepted)
+
+    def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
+        texts = []
+        of_one = text_event(InferencePiece(text=PLACE, tokens=1))
+        for found in read(accepted):
+            if found is None:
+                yield None
+                continue
+            text, tokens = found
+            texts.append(text)
+            yield of_one(text) if tokens == 1 else event(InferencePiece(text=text, tokens=tokens))
+        yield event({**_answer(accepted, prompt, "".join(texts)), "done": True})
 
     @blueprint.get("/stats")
     @plain_errors(whole=StatsAnswer)
@@ -193,22 +178,19 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
     return blueprint
 
 
-def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str) -> InferenceAnswer:
+def _answer(done: Inference, prompt: str, generated: str) -> InferenceAnswer:
+    record = done.record
+    assert record is not None
     return {
         "completion": prompt + generated,
         "generated": generated,
         "num_tokens": record.generated,
         "prompt_tokens": record.prompt_tokens,
         "seed": done.sampling.seed,
-        "timing": timing(record),
-    }
-
-
-def timing(record: RequestRecord) -> Timing:
-    """Seconds by the server's clock, from the arrival of the request's body on."""
-    return {
-        "queue_s": record.queue_s,
-        "ttft_s": record.ttft_s,
-        "tpot_s": record.tpot_s,
-        "latency_s": record.latency_s,
+        "timing": {  # seconds by the server's clock, from the arrival of the request's body on
+            "queue_s": record.queue_s,
+            "ttft_s": record.ttft_s,
+            "tpot_s": record.tpot_s,
+            "latency_s": record.latency_s,
+        },
     }

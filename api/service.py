@@ -1,11 +1,12 @@
-"""Shared by all handlers: the queue, the vocabulary, the records, and waiting for a response."""
+"""Shared by all handlers: the queue, the served model with its names and vocabulary, the records,
+and waiting for a response."""
 
 from __future__ import annotations
 
-import socket
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from flask import request
@@ -13,8 +14,9 @@ from typing_extensions import TypedDict
 from werkzeug.datastructures import Headers
 
 from api.defaults import SamplingDefaults
+from api.follow import Item, awaited
 from api.http.departed import Departures
-from api.http.errors import CLIENT_GONE, ApiError, busy, refusal
+from api.http.errors import CLIENT_GONE, ApiError, busy, refusal, show
 from api.http.hooks import belongs_to_request, presented_owner
 from api.http.traces import trace_generations
 from api.http.turns import EncodingTurns
@@ -23,14 +25,18 @@ from api.http.writer import Writer
 from api.signals import NONE, Signals, signal
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
+from models.names import GGUF_SUFFIX, local_path
 from records import RequestRecord
 from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from serving.config import Config
 from telemetry.stats import Stats
+from text.chat import ChatTemplate
 from text.tokenizer import EncodingError, Tokenizer
 
 KEPT_TEXTS = 2000
+# a request for any model that is served; TGI's clients name it so
+ANY_MODEL = (None, "tgi", "dummy")
 COMPILING = "other grammars are being compiled or in use; try again"
 FAILED_STATUS: Mapping[Cause | None, int] = {
     None: 500,
@@ -58,6 +64,14 @@ class Health(TypedDict):
 READY: Health = {"status": "ready"}
 
 
+def served_names(config: Config) -> list[str]:
+    """`--served-model-name`, or else `--model` (of a path, its last part without .gguf)."""
+    if config.served_model_name is not None:
+        return config.served_model_name.split(",")
+    path = local_path(config.model)
+    return [config.model if path is None else path.name.removesuffix(GGUF_SUFFIX)]
+
+
 class Texts:
     """Of the newest requests, for `--watch-text`. Any thread may call it."""
 
@@ -75,9 +89,13 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """`names`: of the model, for clients; responses carry the first."""
+
     config: Config
     manager: BatchingManager
+    names: Sequence[str]
     tokenizer: Tokenizer
+    template: ChatTemplate
     stats: Stats
     departures: Departures
     writer: Writer
@@ -90,10 +108,33 @@ class Service:
     )  # of OpenAI's APIs and /inference
     turns: EncodingTurns = field(default_factory=EncodingTurns)
 
-    def arrived_s(self) -> float:
-        """When the present request arrived."""
-        pending_since_s = ARRIVED_S.get()
-        return self.clock() if pending_since_s is None else pending_since_s
+    @property
+    def context(self) -> int:
+        """Of a model that is loaded."""
+        assert self.manager.model is not None
+        return self.manager.model.context
+
+    def require_served(self, name: str | None, others: Container[str | None] = ANY_MODEL) -> None:
+        """`others`: what is taken beside the model's names, as a request need not name it. Raises
+        ApiError."""
+        if name not in self.names and name not in others:
+            raise ApiError(
+                404,
+                f"the model {show(name)} is not served here; allowed: "
+                + ", ".join(map(show, self.names)),
+                param="model",
+                code="model_not_found",
+            )
+
+    def require_tokens(self, tokens: Sequence[int], field: str) -> None:
+        """Raises ApiError for one that the vocabulary does not have."""
+        vocab_size = self.tokenizer.vocab_size
+        if tokens and (token := max(tokens)) >= vocab_size:
+            raise ApiError(
+                400,
+                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
+                param=field,
+            )
 
     def encode(self, field: str, texts: Sequence[str], *, fit: bool = True) -> list[list[int]]:
         """`fit`: each must fit into the context. Raises ApiError."""
@@ -166,32 +207,23 @@ class Service:
         except GrammarsBusyError as error:
             raise busy(COMPILING) from error
 
-    def submit(self, *inferences: Inference, asked: Signals = NONE) -> None:
-        """Submits all or none: raises ApiError if one is refused."""
-        deferred = sum(inference.service_class == "deferred" for inference in inferences)
-        most = self.manager.queue.max_waiting_deferred
-        if deferred > most:
-            raise ApiError(
-                400,
-                f"{deferred} deferred requests at once are more than may wait; allowed: "
-                f"{most}, half of --max-waiting",
-            )
-        owner, urgent = presented_owner(), self.config.max_priority
-        signal(inferences, asked, request.headers, owner, urgent)
-        self._submit(self.manager.enqueue, inferences, owner)
-
-    def submit_stored(self, owner: str, *inferences: Inference, asked: Signals = NONE) -> None:
-        """As `submit`, for lines of an owner's stored jobs, to which the queue's limits do not
-        apply."""
-        signal(inferences, asked, Headers(), owner, self.config.max_priority)
-        self._submit(self.manager.enqueue_stored, inferences, owner)
-
-    def _submit(
-        self,
-        submit: Callable[[Inference], None],
-        inferences: Sequence[Inference],
-        owner: str,
+    def submit(
+        self, *inferences: Inference, asked: Signals = NONE, stored_for: str | None = None
     ) -> None:
+        """Submits all or none: raises ApiError if one is refused. `stored_for`: the owner of a
+        stored job, to whose lines the queue's limits do not apply."""
+        owner, headers, enqueue = stored_for, Headers(), self.manager.enqueue_stored
+        if owner is None:
+            owner, headers, enqueue = presented_owner(), request.headers, self.manager.enqueue
+            deferred = sum(inference.service_class == "deferred" for inference in inferences)
+            most = self.manager.queue.max_waiting_deferred
+            if deferred > most:
+                raise ApiError(
+                    400,
+                    f"{deferred} deferred requests at once are more than may wait; allowed: "
+                    f"{most}, half of --max-waiting",
+                )
+        signal(inferences, asked, headers, owner, self.config.max_priority)
         if not all(inference.prompt_tokens for inference in inferences):
             # a normalizer or a chat template may leave an empty text
             raise ApiError(400, "the prompt has no tokens; at least one is needed")
@@ -207,7 +239,7 @@ class Service:
         for number, inference in enumerate(inferences):
             inference.salt = owner  # or the time to the first token would reveal others' prompts
             try:
-                submit(inference)
+                enqueue(inference)
             except RefusedError as error:
                 if isinstance(error, OverloadedError):
                     self.stats.count_rejected()
@@ -222,19 +254,16 @@ class Service:
             if inference.record is None:
                 self.manager.cancel(inference)
 
-    def watch(self, client: socket.socket | None, *inferences: Inference) -> Callable[[], None]:
-        """Cancels the requests when their client disconnects; returns a function that ends the
-        watch."""
-        return self.departures.watch(client, lambda: self.cancel(*inferences))
-
-    def finish(self, inference: Inference, client: socket.socket | None) -> RequestRecord:
-        """Waits for the whole response. Raises ApiError if there is none."""
-        unwatch = self.watch(client, inference)
+    def wait(self, items: Iterable[Item | None], *inferences: Inference) -> list[Item]:
+        """All items of what was submitted, once they are there; None: there is none before the next
+        update. Cancels the requests when one fails or their client disconnects. Raises ApiError."""
+        client, cancel = request.environ.get("gunicorn.socket"), partial(self.cancel, *inferences)
+        unwatch = self.departures.watch(client, cancel)
         try:
-            inference.event.wait()
+            return list(awaited(items, inferences[0].updated))
         finally:
             unwatch()
-        return self.outcome(inference)
+            cancel()
 
     def outcome(self, inference: Inference) -> RequestRecord:
         """The record of a successful request. Raises ApiError for the others."""

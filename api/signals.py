@@ -56,7 +56,12 @@ def signal(
     "" if none is required. `most_urgent`: the lowest priority allowed. Raises ApiError."""
     user = asked.user or _name(headers, USER)
     program = asked.program or _name(headers, PROGRAM)
-    priority = _priority(headers) if asked.priority is None else asked.priority
+    priority = asked.priority
+    if priority is None:
+        told = headers.get(PRIORITY_HEADER, "0")
+        if not re.fullmatch(r"[+-]?[0-9]{1,10}", told) or not -(2**31) <= int(told) < 2**31:
+            raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(told)}")
+        priority = int(told)
     if priority < most_urgent:
         raise ApiError(
             400,
@@ -82,13 +87,6 @@ def _name(headers: Headers, header: str) -> str:
             f"header {header} has {len(name)} characters; allowed: at most {MOST_CHARACTERS}",
         )
     return name
-
-
-def _priority(headers: Headers) -> int:
-    told = headers.get(PRIORITY_HEADER, "0")
-    if not re.fullmatch(r"[+-]?[0-9]{1,10}", told) or not -(2**31) <= int(told) < 2**31:
-        raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(told)}")
-    return int(told)
 
 
 def _number(*names: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flask import Response, request
@@ -18,17 +19,16 @@ from engine.inference import Inference
 # made once, since json.dumps makes an encoder in every call with separators
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii  # what it writes of a text
-_PLACE = "\ufdd0"  # a noncharacter
+PLACE = "\ufdd0"  # of a text that is known later: a noncharacter
 
 
 def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + _encode(data).encode() + b"\n\n"
 
 
-def text_event(made: Callable[[str], Mapping[str, Any]]) -> Callable[[str], bytes]:
-    """As `event(made(text))`, where nothing else depends on the text: all around it is encoded
-    once."""
-    before, after = event(made(_PLACE)).split(_quoted(_PLACE).encode())
+def text_event(data: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """As `event(data)` with a text in each `PLACE`: all around it is encoded once."""
+    before, after = event(data).split(_quoted(PLACE).encode())
     return lambda text: before + _quoted(text).encode() + after
 
 
@@ -44,7 +44,7 @@ def event_stream(
     a comment are sent to keep proxies from closing the stream. Cancels the requests when the client
     disconnects, before, while or instead of reading."""
     client, updated = request.environ.get("gunicorn.socket"), inferences[0].updated
-    unwatch = service.watch(client, *inferences)
+    unwatch = service.departures.watch(client, partial(service.cancel, *inferences))
 
     def close() -> None:
         unwatch()

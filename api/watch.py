@@ -23,7 +23,6 @@ from api.openapi import BODY, plain_errors
 from api.service import Service
 from engine.inference import Inference
 from requested import Sampling
-from text.chat import ChatTemplate
 from text.tokenizer import Detokenizer
 from watch.frames import Frame, Hello
 from watch.hub import FullError, Hub
@@ -71,12 +70,12 @@ class TextAnswer(TypedDict):
     answer: str  # so far
 
 
-def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
+def make_blueprint(service: Service) -> Blueprint:
     blueprint = Blueprint("watch", __name__)
     manager = service.manager
 
     def hello() -> Hello:
-        return _hello(service, template)
+        return _hello(service)
 
     hub = Hub(
         manager.history,
@@ -148,7 +147,7 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     return blueprint
 
 
-def _hello(service: Service, template: ChatTemplate) -> Hello:
+def _hello(service: Service) -> Hello:
     config, memory, description = service.config, service.manager.memory, service.describe()
     return {
         "mode": description["mode"],
@@ -158,7 +157,7 @@ def _hello(service: Service, template: ChatTemplate) -> Hello:
         "blocks": memory.num_blocks,
         "block_tokens": memory.block_tokens,
         "text": config.watch_text,
-        "chat_template": not template.is_plain,
+        "chat_template": not service.template.is_plain,
     }
 
 

@@ -25,7 +25,7 @@ from api.jobs.store import (
     whole,
 )
 from api.jobs.uploads import Upload, read_upload
-from api.openai.answers import openai_errors
+from api.openai.errors import openai_errors
 from api.openapi import BODY, STORED, limit
 from api.service import Service
 from deferred.entities import File

@@ -8,11 +8,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from api.follow import follow
-from api.http.body import of_schema
 from api.http.errors import CLIENT_GONE, ApiError, internal_error
-from api.openai.answers import error_shape
 from api.openai.choices import Segment
-from api.openai.fields.schemas import ChatRequest, CompletionRequest
+from api.openai.errors import error_shape
 from api.openai.generation import Generation, Generations
 from api.service import Service
 from deferred.entities import BatchUsage
@@ -41,16 +39,9 @@ class Endpoints:
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service
-
-        def completion(owner: str, body: Json, arrival_s: float) -> Line:
-            return _line(generations.completion(of_schema(body, CompletionRequest), arrival_s))
-
-        def chat(owner: str, body: Json, arrival_s: float) -> Line:
-            return _line(generations.chat(of_schema(body, ChatRequest), arrival_s))
-
         self._make: dict[str, Make] = {
-            "/v1/completions": completion,
-            "/v1/chat/completions": chat,
+            "/v1/completions": lambda _, *call: _line(generations.completion(*call)),
+            "/v1/chat/completions": lambda _, *call: _line(generations.chat(*call)),
         }
 
     def add(self, endpoint: str, make: Make) -> None:
@@ -66,7 +57,7 @@ class Endpoints:
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s
                 inference.updated = updated
-            self._service.submit_stored(owner, *generation.inferences, asked=generation.wanted)
+            self._service.submit(*generation.inferences, asked=generation.wanted, stored_for=owner)
         except ApiError as error:
             if error.status in LATER:
                 raise NotNowError from error

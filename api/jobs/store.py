@@ -11,7 +11,7 @@ from flask import Blueprint, Request, Response, jsonify
 
 from api.http.errors import ApiError, show
 from api.jobs.shapes import Listed, ListPage
-from api.openai.answers import error_shape
+from api.openai.errors import error_shape
 from deferred.entities import Batch, File, Order, Page
 from deferred.errors import (
     FileTooLargeError,

@@ -87,8 +87,7 @@ class Choice:
         text = self._follower.text(self._most_tokens)
         if self._follower.ended:
             self._service.outcome(self.inference)
-            text += self._follower.rest()
-            self.finish, self.ended = self._reason(), True
+            self.finish, self.ended = "stop" if self._follower.met_end else "length", True
         return [Segment(self.index, text, (), self.finish)] if text or self.finish else ()
 
     def _by_token(self) -> Iterator[Segment]:
@@ -115,7 +114,10 @@ class Choice:
             pieces += self._parsed(self._finder.push(self._follower.rest()))
             pieces += self._parsed(self._finder.finish())
             pieces += [] if self._parser is None else self._parser.finish()
-            self.finish, self.ended = self._reason(), True
+            self.finish, self.ended = "length", True
+            if self._is_cut or self._follower.met_end:
+                has_calls = self._parser is not None and self._parser.calls
+                self.finish = "tool_calls" if has_calls else "stop"
         if pieces or self.finish or self._parser is None:
             yield from self._segments(pieces)
 
@@ -136,11 +138,6 @@ class Choice:
 
     def _is_complete(self) -> bool:
         return self._is_cut or self._follower.met_end or self.generated == self._most_tokens
-
-    def _reason(self) -> Finish:
-        if not (self._is_cut or self._follower.met_end):
-            return "length"
-        return "tool_calls" if self._parser is not None and self._parser.calls else "stop"
 
     @property
     def _reasons(self) -> bool:

@@ -3,35 +3,47 @@ a line of a batch."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
+from typing import Any
 
+from flask import Response, jsonify
+
+from api.follow import follow
+from api.http.body import of_schema
 from api.http.errors import ApiError, show
-from api.limits import FRESH_SEED_BITS
-from api.openai.answers import Answer, Form, usage
-from api.openai.chat_form import ChatForm, FunctionForm
 from api.openai.choices import Choice, Segment
-from api.openai.completion_form import CompletionForm
-from api.openai.fields.constraints import constraint_of
-from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
-from api.openai.fields.shared import GenerationRequest, seed_of_choice
-from api.openai.offer import CallRules, Offer, rule_of
-from api.openai.served import ServedModel
-from api.openai.shapes import CompletionTokensDetails, Usage
+from api.openai.errors import error_shape
+from api.openai.fields.messages import Message, for_template, text_of
+from api.openai.fields.schemas import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from api.openai.forms import ChatForm, CompletionForm, Form, FunctionForm
+from api.openai.offer import Offer, rule_of
+from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetails, Usage
 from api.service import Service
+from api.stream import PLACE, event, event_stream, text_event
 from engine.inference import Inference, new_group
 from requested import Constraint, Sampling
-from text.reasoning import Place, ReasoningParser, grammar_after_reasoning
+from text.chat import ConversationError, characters
+from text.reasoning import Place, ReasoningParser, grammar_after_reasoning, place_of
 from text.stops import Stops
+from text.tokenizer import EncodingError
 from text.tools.parsing import Parser
 
 log = logging.getLogger(__name__)
 
 MOST_NOTED = 100  # fields and tools without effect that are logged
 FORCE = 1e9  # more than any logit
+MARK_TOKENS = 16  # more than a mark of reasoning and the blanks behind it have
+DONE = "[DONE]"
+END = f"data: {DONE}\n\n".encode()
 
 
 def forced(token: int, sampling: Sampling) -> Sampling:
@@ -43,6 +55,14 @@ def forced(token: int, sampling: Sampling) -> Sampling:
     )
 
 
+def seed_of_choice(seed: int, index: int) -> int:
+    """Choice 0 has the request's own seed and so equals the request alone."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A valid call: its requests to the queue, and the format of its response. `may_end_early`:
@@ -50,22 +70,28 @@ class Generation:
 
     wanted: GenerationRequest
     choices: Sequence[Choice]
+    inferences: Sequence[Inference]  # of the choices
     form: Form
     prompt_tokens: int
-    may_end_early: bool = False
-
-    @property
-    def inferences(self) -> list[Inference]:
-        return [choice.inference for choice in self.choices]
+    may_end_early: bool
 
     def usage(self) -> Usage:
-        of_each_prompt = self.choices[:: self.wanted.choices]
-        cached_tokens = sum(choice.inference.cached_tokens or 0 for choice in of_each_prompt)
-        count = usage(self.prompt_tokens, cached_tokens, self.choices)
+        """A prompt counts once, however many choices it has. An end token counts, though it is no
+        part of the text, and so does a stop string."""
+        of_each_prompt = self.inferences[:: self.wanted.n or 1]
+        generated = sum(choice.generated for choice in self.choices)
+        count: Usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(one.cached_tokens or 0 for one in of_each_prompt)
+            },
+            "completion_tokens": generated,
+            "total_tokens": self.prompt_tokens + generated,
+        }
         details: CompletionTokensDetails = {}
         if (reasoning := sum(choice.reasoning_tokens for choice in self.choices)) > 0:
             details["reasoning_tokens"] = reasoning
-        if self.wanted.expected is not None:
+        if isinstance(self.wanted, ChatRequest) and self.wanted.prediction is not None:
             details |= {
                 "accepted_prediction_tokens": sum(one.accepted_drafts for one in self.inferences),
                 "rejected_prediction_tokens": sum(one.rejected_drafts for one in self.inferences),
@@ -74,49 +100,98 @@ class Generation:
             count["completion_tokens_details"] = details
         return count
 
-    def whole(self, parts: Sequence[Segment]) -> Answer:
+    def whole(self, parts: Sequence[Segment]) -> Completion | ChatCompletion:
         return self.form.whole(parts, len(self.choices), self.usage())
+
+    def events(self) -> Iterator[bytes | None]:
+        """Of a stream; None where there is none before the next update."""
+        form, choices = self.form, range(len(self.choices))
+        texts = [text_event(next(form.chunks(Segment(index, PLACE)))) for index in choices]
+        yield from map(event, form.opening(len(choices)))
+        for segment in follow(self.choices):
+            if segment is None:
+                yield None
+            elif segment.tokens or segment.finish or segment.calls or segment.reasoning:
+                yield from map(event, form.chunks(segment))
+            else:
+                yield texts[segment.index](segment.text)
+        if self.wanted.include_usage:
+            yield event(form.last(self.usage()))
+        yield END
 
 
 class Generations:
-    """Makes generations. Raises ApiError for an invalid call."""
+    """Makes generations, and answers with them. Raises ApiError for an invalid call."""
 
-    def __init__(self, service: Service, served: ServedModel) -> None:
-        self.served = served
-        self.defaults = service.defaults
-        self._service = service
+    def __init__(self, service: Service) -> None:
+        self.service = service
         self._noted: set[str] = set()
 
-    def completion(self, wanted: CompletionRequest, arrival_s: float) -> Generation:
+    def completion(self, data: dict[str, Any], arrival_s: float) -> Generation:
+        wanted, service = of_schema(data, CompletionRequest), self.service
         self._require_offered(wanted)
-        if wanted.best_of not in (None, wanted.choices):
+        choices = wanted.n or 1
+        if wanted.best_of not in (None, choices):
             raise ApiError(
                 400,
-                f"field 'best_of' must be the same as 'n' ({wanted.choices}), got {wanted.best_of}",
+                f"field 'best_of' must be the same as 'n' ({choices}), got {wanted.best_of}",
                 param="best_of",
             )
-        self._service.require_possible(len(wanted.prompts) * wanted.choices, 0, "n")
-        prompts = self.served.prompts_ids(wanted.prompts)
-        form = CompletionForm(self.served.name, wanted, self._service.tokenizer)
+        prompts: list[Any] = [wanted.prompt]
+        if not isinstance(wanted.prompt, str) and not isinstance(wanted.prompt[0], int):
+            prompts = wanted.prompt
+        service.require_possible(len(prompts) * choices, 0, "n")
+        if isinstance(prompts[0], str):
+            prompts = service.encode("prompt", prompts)
+        else:
+            for ids in prompts:
+                service.require_tokens(ids, "prompt")
+        form = CompletionForm(service.names[0], wanted, service.tokenizer)
         return self._generation(wanted, prompts, wanted.max_tokens, form, arrival_s)
 
-    def chat(self, wanted: ChatRequest, arrival_s: float) -> Generation:
+    def chat(self, data: dict[str, Any], arrival_s: float) -> Generation:
+        wanted, service = of_schema(data, ChatRequest), self.service
         self._require_offered(wanted)
         if wanted.top_logprobs is not None and not wanted.logprobs:
             raise ApiError(
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
-        served, offer = self.served, wanted.offer
-        ids = served.conversation_ids(
+        offer, template = wanted.offer, service.template
+        ids = self.conversation_ids(
             wanted.messages,
             offer,
             add_generation_prompt=wanted.add_generation_prompt is not False,
             names=wanted.template_names,
         )
         make = FunctionForm if wanted.of_functions else ChatForm
-        form = make(served.name, wanted, self._service.tokenizer, served.call_form)
+        form = make(service.names[0], wanted, service.tokenizer, template.form)
+        place: Place = "none"
+        if template.reasons:
+            end = b"".join(map(service.tokenizer.token_bytes, ids[-MARK_TOKENS:]))
+            place = place_of(end.decode(errors="replace"))
+        expected_ids: list[int] = []
+        if wanted.prediction is not None:
+            expected_ids = self._expected_ids(text_of(wanted.prediction.content))
         most = wanted.max_completion_tokens or wanted.max_tokens
-        return self._generation(wanted, [ids], most, form, arrival_s, offer, served.reasoning(ids))
+        return self._generation(
+            wanted,
+            [ids],
+            most,
+            form,
+            arrival_s,
+            offer=offer,
+            place=place,
+            expected_ids=expected_ids,
+        )
+
+    def answer(self, generation: Generation) -> Response:
+        """Submits it, and answers with it whole or in a stream."""
+        service, inferences = self.service, generation.inferences
+        service.submit(*inferences, asked=generation.wanted)
+        if generation.wanted.stream:
+            return event_stream(service, inferences, generation.events(), error_shape)
+        parts = service.wait(follow(generation.choices), *inferences)
+        return jsonify(generation.whole(parts))
 
     def note(self, what: str, why: str) -> None:
         """Logs it once."""
@@ -124,37 +199,78 @@ class Generations:
             self._noted.add(what)
             log.warning("%s: %s", what, why)
 
+    def conversation_ids(
+        self,
+        messages: Sequence[Message],
+        offer: Offer | None,
+        *,
+        add_generation_prompt: bool = True,
+        names: Mapping[str, Any] | None = None,
+        fit: bool = True,
+    ) -> list[int]:
+        """As the model's chat template writes it. `names`: that it also gets. `fit`: it must fit
+        into the context."""
+        service, template = self.service, self.service.template
+        if reserved := (names or {}).keys() & template.reserved:
+            raise ApiError(
+                400,
+                f"field 'chat_template_kwargs': {show(min(reserved))} is not the client's to set",
+                param="chat_template_kwargs",
+            )
+        told = for_template(messages)
+        tools = [] if offer is None else offer.for_template()
+        try:
+            with service.turns.of(characters(told, tools, names or {})):
+                text = template.text(
+                    told, tools, add_generation_prompt=add_generation_prompt, names=names
+                )
+                if fit:
+                    service.require_fit("messages", text)
+                return template.tokens(text)
+        except (ConversationError, EncodingError) as error:
+            raise ApiError(400, str(error), param="messages") from error
+
+    def _expected_ids(self, text: str) -> list[int]:
+        """Of the answer that a client expects, as far as one can be."""
+        tokenizer, context = self.service.tokenizer, self.service.context
+        kept = tokenizer.head(text, context)
+        try:
+            with self.service.turns.of(len(kept)):
+                return tokenizer.encode(kept)[:context]
+        except EncodingError as error:
+            raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
+
     def _require_offered(self, wanted: GenerationRequest) -> None:
-        self.served.require_served(wanted.model)
+        service = self.service
+        service.require_served(wanted.model)
         for name in wanted.model_extra or {}:
             self.note(f"the field {show(name)}", "unknown on /v1 and ignored")
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(
                 400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
             )
-        self.served.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
-        self.served.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
-        self._service.require_ready()
+        service.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
+        service.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
+        service.require_ready()
 
-    def _most_tokens(
-        self, wanted: GenerationRequest, form: Form, known: int, asked: int | None
-    ) -> int:
+    def _most_tokens(self, wanted: GenerationRequest, known: int, asked: int | None) -> int:
         """Tokens to generate after a prompt of `known` tokens."""
-        context = self.served.context
+        context, is_chat = self.service.context, isinstance(wanted, ChatRequest)
         room = context - known
         most = asked
         if most is None:
-            limits = [room, self.defaults.max_new_tokens or room]
-            limits += [DEFAULT_COMPLETION_TOKENS] if form.is_completion else []
+            limits = [room, self.service.defaults.max_new_tokens or room]
+            limits += [] if is_chat else [DEFAULT_COMPLETION_TOKENS]
             most = max(1, min(limits))
         if most > room:
+            field = "messages" if is_chat else "prompt"
             raise ApiError(
                 400,
                 # OpenAI's words, by which LiteLLM and others recognise this error
                 f"This model's maximum context length is {context} tokens. However, you requested "
-                f"{known + most} tokens ({known} in the {form.prompt_field}, {most} in the "
-                "completion). Please shorten either.",
-                param=form.prompt_field,
+                f"{known + most} tokens ({known} in the {field}, {most} in the completion). Please "
+                "shorten either.",
+                param=field,
                 code="context_length_exceeded",
             )
         if (least := wanted.min_tokens or 0) > most:
@@ -167,28 +283,24 @@ class Generations:
 
     def _rules(
         self, wanted: GenerationRequest, offer: Offer | None, place: Place
-    ) -> tuple[Constraint | None, CallRules | None]:
-        """What the answer must be behind its reasoning, and how calls are found in it. A constraint
-        is compiled: from then on it is accepted."""
-        found, calls = constraint_of(wanted), None
-        special_ids = self._service.tokenizer.special_ids
+    ) -> tuple[Constraint | None, Callable[[], Parser] | None]:
+        """What the answer must be behind its reasoning, and what finds reasoning and calls in it. A
+        constraint is compiled: from then on it is accepted."""
+        found, of_calls, constraint = wanted.constraint(), None, None
+        special_ids = self.service.tokenizer.special_ids
         if offer is not None:
-            calls = offer.rules(self.served.call_form, special_ids, found)
-            found = calls.constraint
-        if found is None:
-            return None, calls
-        field, constraint = found
-        if place != "none":
-            grammar = grammar_after_reasoning(rule_of(constraint), place, special_ids)
-            constraint = Constraint("lark", grammar)
-        self._service.require_compiled(constraint, field)
-        return constraint, calls
-
-    def _parser(self, calls: CallRules | None, place: Place) -> Parser | None:
-        parser = None if calls is None else calls.parser()
+            calls = offer.rules(self.service.template.form, special_ids, found)
+            found, of_calls = calls.constraint, calls.parser
+        if found is not None:
+            field, constraint = found
+            if place != "none":
+                grammar = grammar_after_reasoning(rule_of(constraint), place, special_ids)
+                constraint = Constraint("lark", grammar)
+            self.service.require_compiled(constraint, field)
         if place == "none":
-            return parser
-        return ReasoningParser(place, parser, kept=self._service.config.reasoning == "text")
+            return constraint, of_calls
+        kept = self.service.config.reasoning == "text"
+        return constraint, lambda: ReasoningParser(place, of_calls and of_calls(), kept=kept)
 
     def _generation(
         self,
@@ -197,36 +309,37 @@ class Generations:
         asked: int | None,
         form: Form,
         arrival_s: float,
+        *,
         offer: Offer | None = None,
         place: Place = "none",
+        expected_ids: Sequence[int] = (),
     ) -> Generation:
-        service = self._service
-        constraint, calls = self._rules(wanted, offer, place)
+        service, number_each = self.service, wanted.n or 1
+        constraint, parser = self._rules(wanted, offer, place)
         prompt_tokens = sum(map(len, prompts))
-        service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
-        expected_ids = self.served.expected_ids(wanted.expected)
+        service.require_possible(len(prompts) * number_each, prompt_tokens * number_each, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
-        end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
-        if constraint is not None:  # they alone may follow where its text is complete
-            end_ids = service.tokenizer.end_ids
-        end_ids |= frozenset(wanted.stop_token_ids or ())
-        seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
-        may_end_early = bool(wanted.stops) or (offer is not None and offer.most_calls is not None)
-        updated, stops = Event(), Stops(wanted.stops)
+        end_ids = frozenset(wanted.stop_token_ids or ())
+        if constraint is not None or not wanted.ignore_eos:
+            end_ids |= service.tokenizer.end_ids  # they alone may follow a constraint's whole text
+        of_call = wanted.sampling(
+            service.defaults,
+            end_ids,
+            of_prompt=echo,
+            constraint=constraint,
+            expected_ids=expected_ids,
+        )
+        stops = Stops([wanted.stop] if isinstance(wanted.stop, str) else wanted.stop or [])
+        may_end_early = bool(wanted.stop) or (offer is not None and offer.most_calls is not None)
+        updated = Event()
         choices: list[Choice] = []
         for prompt in prompts:
-            most = self._most_tokens(wanted, form, len(prompt), asked)
-            group = new_group() if wanted.choices > 1 else 0
-            for number in range(wanted.choices):
-                sampling = wanted.sampling(
-                    seed_of_choice(seed, number),
-                    end_ids,
-                    self.defaults,
-                    of_prompt=echo,
-                    constraint=constraint,
-                    expected_ids=expected_ids,
-                )
-                known = prompt
+            most = self._most_tokens(wanted, len(prompt), asked)
+            group = new_group() if number_each > 1 else 0
+            for number in range(number_each):
+                known, sampling = prompt, of_call
+                if number > 0:
+                    sampling = replace(of_call, seed=seed_of_choice(of_call.seed, number))
                 if most == 0 and len(prompt) > 1:
                     known, sampling = prompt[:-1], forced(prompt[-1], sampling)
                 inference = Inference(
@@ -235,22 +348,22 @@ class Generations:
                     sampling,
                     arrival_s,
                     end_ids=end_ids,
-                    service_class=wanted.service_class,
+                    service_class="deferred" if wanted.service_tier == "flex" else "immediate",
                     group=group,
                     streaming=bool(wanted.stream) or may_end_early,
+                    updated=updated,
                 )
-                inference.updated = updated
-                choices.append(
-                    Choice(
-                        len(choices),
-                        inference,
-                        service,
-                        stops,
-                        prompt_tokens=len(prompt),
-                        echo=echo,
-                        most_tokens=most,
-                        stop_included=bool(wanted.include_stop_str_in_output),
-                        parser=self._parser(calls, place),
-                    )
+                choice = Choice(
+                    len(choices),
+                    inference,
+                    service,
+                    stops,
+                    prompt_tokens=len(prompt),
+                    echo=echo,
+                    most_tokens=most,
+                    stop_included=bool(wanted.include_stop_str_in_output),
+                    parser=parser and parser(),
                 )
-        return Generation(wanted, choices, form, prompt_tokens, may_end_early)
+                choices.append(choice)
+        inferences = [choice.inference for choice in choices]
+        return Generation(wanted, choices, inferences, form, prompt_tokens, may_end_early)

@@ -1,5 +1,5 @@
-"""`POST /v1/responses`: a response whole, streamed or in the background; and the stream of one in
-the background, opened again."""
+"""`POST /v1/responses`: a response whole, streamed, in the background or as a line of a batch; and
+the stream of one in the background, opened again."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from typing import Any
 
 from flask import Response, g, jsonify, request
 
-from api.follow import awaited
-from api.http.errors import ApiError
+from api.http.body import of_schema
+from api.http.errors import ApiError, show
 from api.http.hooks import presented_owner
+from api.jobs.lines import Line
 from api.jobs.store import explain
-from api.openai.answers import error_shape
+from api.openai.errors import error_shape
 from api.openai.generation import Generations
 from api.responses.call import ResponseCall
-from api.responses.making import Maker
+from api.responses.generating import begun, generation_of
+from api.responses.items import as_json, messages_of, new_id, stored_items
+from api.responses.output import Output
+from api.responses.schemas import ResponseRequest, name_in, refuse_by_name
+from api.responses.shapes import InputItem, OutputItem
 from api.responses.stored.background import Background
 from api.responses.stored.events import GONE, EventLogs, encoded
 from api.responses.stored.kept import Kept
-from api.responses.stored.lines import response_line
 from api.service import Service
 from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
@@ -40,8 +43,7 @@ class ResponseCalls:
         self._service = service
         self._executor = ThreadPoolExecutor(1, "responses")
         self.kept = Kept(jobs, service.config)
-        self._maker = Maker(generations, self.kept)
-        self.line = partial(response_line, self._maker, self.kept)
+        self._generations = generations
         self._logs = EventLogs()
         self._background = Background(service, self.kept, self._executor, self._logs)
         self.has_begun = self._background.has_begun
@@ -56,7 +58,7 @@ class ResponseCalls:
         mark = request.headers.get(MARK_HEADER, "")
         if not MARK.fullmatch(mark):
             mark = ""
-        call = self._maker.make(presented_owner(), data, arrival_s, mark=mark)
+        call = self._make(presented_owner(), data, arrival_s, mark=mark)
         if call.wanted.background:
             return self._in_background(call)
         self._service.submit(*call.generation.inferences, asked=call.wanted)
@@ -65,7 +67,7 @@ class ResponseCalls:
     def input_tokens(self, data: dict[str, Any], arrival_s: float) -> int:
         """Of a call that is not made. Raises ApiError."""
         asked = {**data, "store": False, "background": False}
-        return self._maker.make(presented_owner(), asked, arrival_s).generation.prompt_tokens
+        return self._make(presented_owner(), asked, arrival_s).generation.prompt_tokens
 
     def resume(self, response_id: str, first: int) -> Response:
         """The events of a response in the background from number `first` on. Raises ApiError."""
@@ -75,6 +77,28 @@ class ResponseCalls:
         client = request.environ.get("gunicorn.socket")
         unwatch = self._service.departures.watch(client, following.leave)
         return stream_of(self._service, [following], following.read(), unwatch)
+
+    def line(self, owner: str, body: dict[str, Any], arrival_s: float) -> Line:
+        """As a line of a batch: the response is in the batch's output, so it is kept for later
+        calls only where the line asks for it. Raises ApiError."""
+        if body.get("background"):
+            raise ApiError(
+                400, "field 'background' must be false or left out in a batch", param="background"
+            )
+        call = self._make(owner, body, arrival_s, stores=False)
+
+        def answers() -> Iterator[dict[str, Any] | None]:
+            for event in call.read():
+                if event is None:
+                    yield None
+            if call.stores:
+                try:
+                    self.kept.create(call)
+                except StoreError as error:
+                    raise explain(error) from error
+            yield dict(call.output.response)
+
+        return Line(call.generation, answers())
 
     def cancel(self, response_id: str) -> None:
         """One in the background; without effect if it has ended."""
@@ -89,16 +113,7 @@ class ResponseCalls:
         self._logs.drop(response_id)
 
     def _whole(self, call: ResponseCall) -> Response:
-        inferences = call.generation.inferences
-        unwatch = self._service.watch(request.environ.get("gunicorn.socket"), *inferences)
-        try:
-            for _ in awaited(call.read(), inferences[0].updated):
-                pass
-        except ApiError:
-            self._service.cancel(*inferences)
-            raise
-        finally:
-            unwatch()
+        self._service.wait(call.read(), *call.generation.inferences)
         if call.stores:
             self.kept.create(call)
         return jsonify(call.output.response)
@@ -139,3 +154,42 @@ class ResponseCalls:
             raise
         g.pop("inferences", None)  # they continue: the log must not count them as cancelled
         return self.resume(call.id, 0) if call.wanted.stream else queued
+
+    def _make(
+        self,
+        owner: str,
+        data: dict[str, Any],
+        arrival_s: float,
+        *,
+        mark: str = "",
+        stores: bool = True,
+    ) -> ResponseCall:
+        """`mark`: a part of the response's id. `stores`: the response is kept unless the call says
+        whether it is. Raises ApiError."""
+        refuse_by_name(data)
+        wanted = of_schema(data, ResponseRequest)
+        for kind in wanted.left_out:
+            self._generations.note(f"tools of type {show(kind)}", "left out of a response")
+        if wanted.store is not None:
+            stores = wanted.store
+        if wanted.background and not stores:
+            raise ApiError(400, "field 'background' needs 'store' not to be false", param="store")
+        previous = None
+        items: list[InputItem | OutputItem] = []
+        if wanted.previous_response_id is not None:
+            previous, items = self.kept.earlier(owner, wanted.previous_response_id)
+        own = stored_items(wanted.input)
+        generation = generation_of(
+            wanted, messages_of([*items, *own]), self._generations, arrival_s
+        )
+        if stores:
+            self.kept.require_room(owner, len(as_json(own)))
+        id = new_id(f"resp_{mark}" if mark else "resp")
+        name, defaults = self._generations.service.names[0], self._generations.service.defaults
+        response = begun(wanted, id, name, defaults, stores=stores)
+        spaces = {
+            name_in(space, one.name): (space, one.name)
+            for space, one in wanted.functions
+            if space is not None
+        }
+        return ResponseCall(owner, wanted, generation, Output(response, spaces), own, previous)

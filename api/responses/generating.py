@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from api.defaults import NAMES as OF_SAMPLING
 from api.defaults import SamplingDefaults
-from api.http.body import of_schema
 from api.http.errors import ApiError
-from api.openai.fields.schemas import ChatRequest
-from api.openai.fields.shared import GenerationRequest
+from api.openai.fields.schemas import GenerationRequest
 from api.openai.generation import Generation, Generations
 from api.responses.items import Message
 from api.responses.schemas import AllowedChoice, OtherTool, ResponseRequest, ToolChoice, name_in
@@ -34,8 +33,8 @@ def generation_of(
     fields = _chat(wanted)
 
     def attempt(kept: Sequence[Message]) -> Generation:
-        asked = of_schema({**fields, "messages": [*_instructions(wanted), *kept]}, ChatRequest)
-        return generations.chat(asked, arrival_s)
+        messages = [*_instructions(wanted), *kept]
+        return generations.chat({**fields, "messages": messages}, arrival_s)
 
     try:
         if wanted.truncation == "auto":
@@ -148,7 +147,7 @@ def begun(
     stores: bool,
 ) -> GeneratedResponse:
     """The response before anything is generated."""
-    chosen = wanted.chosen(defaults)
+    chosen = defaults.model_copy(update=wanted.model_dump(include=OF_SAMPLING, exclude_none=True))
     response: GeneratedResponse = {
         "id": response_id,
         "object": "response",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, g, jsonify, request
 
 from api.http.body import read_object
 from api.http.errors import ApiError, show
 from api.http.hooks import presented_owner
 from api.jobs.store import AFTER, ORDERS, query_choice, query_limit, register_store_errors
-from api.openai.answers import openai_errors
+from api.openai.errors import openai_errors
 from api.openai.shapes import OpenAIError
 from api.openapi import GENERATING, STORED, limit
 from api.responses.calls import ResponseCalls
@@ -43,17 +43,15 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         events=Event | OpenAIError,
     )
     def create() -> Response:
-        arrival_s = service.arrived_s()
-        return calls.create(read_object(request, service.config.max_body_bytes), arrival_s)
+        return calls.create(read_object(request, service.config.max_body_bytes), g.arrival_s)
 
     @blueprint.post("/input_tokens")
     @openai_errors(*GENERATING, 404, body=ResponseRequest, whole=InputTokens)
     def input_tokens() -> Response:
-        arrival_s = service.arrived_s()
         asked = read_object(request, service.config.max_body_bytes)
         told: InputTokens = {
             "object": "response.input_tokens",
-            "input_tokens": calls.input_tokens(asked, arrival_s),
+            "input_tokens": calls.input_tokens(asked, g.arrival_s),
         }
         return jsonify(told)
 

@@ -1,6 +1,6 @@
 """The fields of `/v1/responses` in OpenAI's API that are supported.
 
-As in `api.openai.fields.shared`: a known field that is not supported has a type that allows only
+As in `api.openai.fields.schemas`: a known field that is not supported has a type that allows only
 values without effect.
 """
 
@@ -30,7 +30,7 @@ from api.openai.fields.messages import (
     RefusalPart,
     TemplateNames,
 )
-from api.openai.fields.shared import GenerationRequest, StreamOptions, Verbosity, left_out
+from api.openai.fields.schemas import GenerationRequest, StreamOptions, Verbosity, left_out
 from api.openai.fields.tools import MOST_NAME, MOST_TOOLS, NAME
 
 MOST_INCLUDED = 16

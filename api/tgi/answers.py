@@ -6,7 +6,6 @@ This module neither waits nor routes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -14,8 +13,8 @@ from api.http.errors import ApiError
 from api.openapi import documented
 from api.tgi import shapes
 from api.tgi.schemas import Parameters
-from api.tgi.shapes import Details, Generated, PromptToken, TgiError, TopToken
-from api.tgi.steps import TokenStep
+from api.tgi.shapes import Details, Generated, PromptToken, StreamToken, TgiError, TopToken
+from api.tgi.steps import Steps, TokenStep
 from engine.inference import Inference
 from text.tokenizer import Tokenizer
 
@@ -45,25 +44,8 @@ def shape(error: ApiError) -> TgiError:
     return {"error": f"{prefix}: {error.message}", "error_type": kind}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One generation that has ended, cut where its stop string was found."""
-
-    inference: Inference
-    steps: Sequence[TokenStep]
-
-    @property
-    def text(self) -> str:
-        return "".join(step.text for step in self.steps)
-
-    @property
-    def mean_logprob(self) -> float:
-        logprobs = self.inference.logprobs[: len(self.steps)]
-        return sum(found.logprob for found in logprobs) / len(logprobs)
-
-
 def generated(
-    prompt: str, answers: Sequence[Answer], asked: Parameters, tokenizer: Tokenizer
+    prompt: str, answers: Sequence[Steps], asked: Parameters, tokenizer: Tokenizer
 ) -> Generated:
     """A GenerateResponse: the best of the generations, and with details the others, too."""
     told: Generated = {"generated_text": _full(prompt, answers[0], asked)}
@@ -82,31 +64,56 @@ def generated(
     return told
 
 
-def _full(prompt: str, answer: Answer, asked: Parameters) -> str:
+def _full(prompt: str, answer: Steps, asked: Parameters) -> str:
     return prompt + answer.text if asked.return_full_text else answer.text
 
 
-def _sequence(answer: Answer, asked: Parameters, tokenizer: Tokenizer) -> shapes.Sequence:
-    inference, steps = answer.inference, answer.steps
+def _sequence(answer: Steps, asked: Parameters, tokenizer: Tokenizer) -> shapes.Sequence:
+    inference, steps = answer.inference, answer.all
     finish = steps[-1].finish
     assert finish is not None  # it has ended
     told: shapes.Sequence = {
         "finish_reason": finish,
         "generated_tokens": len(steps),
-        "seed": seed_of(inference),
+        "seed": _seed(inference),
         "prefill": _prefill(inference, tokenizer) if asked.decoder_input_details else [],
-        "tokens": [token_of(step, inference, tokenizer) for step in steps],
+        "tokens": [_token(step, inference, tokenizer) for step in steps],
     }
     if asked.top_n_tokens:
-        told["top_tokens"] = [top_tokens(step, inference, tokenizer) for step in steps]
+        told["top_tokens"] = [_top_tokens(step, inference, tokenizer) for step in steps]
     return told
 
 
-def seed_of(inference: Inference) -> int | None:
+def stream_token(
+    step: TokenStep, answer: Steps, prompt: str, asked: Parameters, tokenizer: Tokenizer
+) -> StreamToken:
+    """The event of the newest step."""
+    inference = answer.inference
+    told: StreamToken = {
+        "index": len(answer.all),
+        "token": _token(step, inference, tokenizer),
+        "generated_text": None,
+        "details": None,
+    }
+    if asked.top_n_tokens:
+        told["top_tokens"] = _top_tokens(step, inference, tokenizer)
+    if step.finish is not None:
+        told["generated_text"] = _full(prompt, answer, asked)
+        if asked.details:
+            told["details"] = {
+                "finish_reason": step.finish,
+                "generated_tokens": len(answer.all),
+                "seed": _seed(inference),
+                "input_length": inference.prompt_tokens,
+            }
+    return told
+
+
+def _seed(inference: Inference) -> int | None:
     return inference.sampling.seed if inference.sampling.temperature > 0 else None
 
 
-def token_of(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> TopToken:
+def _token(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> TopToken:
     return {
         "id": step.token,
         "text": step.text + (_text(step.token, tokenizer) if step.special else ""),
@@ -115,7 +122,7 @@ def token_of(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> Top
     }
 
 
-def top_tokens(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
+def _top_tokens(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
     return [
         {
             "id": token,
@@ -142,13 +149,13 @@ def _text(token: int, tokenizer: Tokenizer) -> str:
 
 
 def timing(
-    answers: Sequence[Answer], arrival_s: float, submitted_s: float, end_s: float
+    answers: Sequence[Steps], arrival_s: float, submitted_s: float, end_s: float
 ) -> dict[str, str]:
     """Of the generation that was admitted last; one request has only one, unless its inputs are
     a list."""
     admitted_s = max(answer.inference.admitted_s or submitted_s for answer in answers)
     inference_s = end_s - admitted_s
-    most = max(len(answer.steps) for answer in answers)
+    most = max(len(answer.all) for answer in answers)
     spans_s = {
         "x-total-time": end_s - arrival_s,
         "x-validation-time": submitted_s - arrival_s,
@@ -164,6 +171,6 @@ def timing(
         "x-compute-time": f"{end_s - arrival_s:.6f}",
         **{name: str(max(0, int(span_s * 1000))) for name, span_s in spans_s.items()},
         "x-prompt-tokens": str(sum(answer.inference.prompt_tokens for answer in answers)),
-        "x-generated-tokens": str(sum(len(answer.steps) for answer in answers)),
+        "x-generated-tokens": str(sum(len(answer.all) for answer in answers)),
         **{name: str(count) for name, count in drafts.items() if any(drafts.values())},
     }

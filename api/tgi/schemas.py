@@ -20,6 +20,7 @@ from api.limits import (
     COOLEST,
     FRESH_SEED_BITS,
     HOTTEST,
+    LEAST_MASS,
     LEAST_RATE,
     MOST,
     MOST_PENALTY,
@@ -28,7 +29,6 @@ from api.limits import (
     SEED,
     CountOrZero,
     Seed,
-    mass,
 )
 from api.signals import Signals
 from requested import Constraint, Sampling
@@ -274,8 +274,8 @@ def sampling_of(asked: Parameters, logprobs: int | None, constraint: Constraint 
         seed=secrets.randbits(FRESH_SEED_BITS) if asked.seed is None else asked.seed,
         temperature=temperature if drawn else 0.0,
         top_k=asked.top_k,
-        top_p=1.0 if asked.top_p is None else mass(asked.top_p),
-        typical_p=1.0 if asked.typical_p is None else mass(asked.typical_p),
+        top_p=1.0 if asked.top_p is None else max(asked.top_p, LEAST_MASS),
+        typical_p=1.0 if asked.typical_p is None else max(asked.typical_p, LEAST_MASS),
         repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         frequency_penalty=asked.frequency_penalty or 0.0,
         logprobs=logprobs,

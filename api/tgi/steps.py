@@ -40,6 +40,15 @@ class Steps:
     def ended(self) -> bool:
         return self._follower.ended
 
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.all)
+
+    @property
+    def mean_logprob(self) -> float:
+        logprobs = self.inference.logprobs[: len(self.all)]
+        return sum(found.logprob for found in logprobs) / len(logprobs)
+
     def read(self) -> Iterator[TokenStep]:
         new = self._follower.new()
         while self._last is None and (token := next(new, None)) is not None:

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Response, jsonify, request
 from msgspec import Raw
 from msgspec.json import encode
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,12 +15,12 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
+from api.openai.errors import with_openai_errors
 from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.tools import TOOLS, Tools
+from api.openai.generation import Generations
 from api.openai.offer import offer_of
-from api.openai.routes import with_openai_errors
-from api.openai.served import ServedModel
 from api.openai.shapes import OpenAIError
 from api.openapi import BODY, documented
 from api.service import Service
@@ -86,35 +86,39 @@ class Prompt(TypedDict):
     prompt: str
 
 
-def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel) -> None:
-    tokenizer, most_bytes = service.tokenizer, service.config.max_body_bytes
+class TokenCalls:
+    """The handlers. Raises ApiError."""
 
-    @blueprint.post("/tokenize")
+    def __init__(self, service: Service, generations: Generations) -> None:
+        self._service = service
+        self._generations = generations
+        self._tokenizer = service.tokenizer
+        self._most_bytes = service.config.max_body_bytes
+
     @documented(
         TgiError | OpenAIError,
         *(400, 404, 422, *BODY, 424, 500, 503),
         body=GenerateRequest | TokenizeText | TokenizeChat,
         whole=list[Piece] | Tokens,
     )
-    def tokenize() -> Response:
-        data = read_object(request, most_bytes)
+    def tokenize(self) -> Response:
+        data = read_object(request, self._most_bytes)
         if "inputs" not in data and ("prompt" in data or "messages" in data):
-            return with_openai_errors(lambda: tokens(data))
+            return with_openai_errors(lambda: self._tokens(data))
         text = parse(data, GenerateRequest).inputs
-        (ids,) = service.encode("inputs", [text], fit=False)
-        with service.turns.of(len(text)):
-            return written(listed(pieces_of(ids, list(tokenizer.prompt_bytes(ids)))))
+        (ids,) = self._service.encode("inputs", [text], fit=False)
+        with self._service.turns.of(len(text)):
+            return written(listed(pieces_of(ids, list(self._tokenizer.prompt_bytes(ids)))))
 
-    def tokens(data: dict[str, object]) -> Response:
+    def _tokens(self, data: dict[str, Any]) -> Response:
+        service, tokenizer = self._service, self._tokenizer
         wanted: _TokenizeRequest
         if "messages" in data:
             wanted = chat = of_schema(data, TokenizeChat)
-            prompted = chat.add_generation_prompt is not False
-            offer = offer_of([tool.function for tool in chat.tools or ()], None)
-            ids = served.conversation_ids(
+            ids = self._generations.conversation_ids(
                 chat.messages,
-                offer,
-                add_generation_prompt=prompted,
+                offer_of([tool.function for tool in chat.tools or ()], None),
+                add_generation_prompt=chat.add_generation_prompt is not False,
                 names=chat.chat_template_kwargs,
                 fit=False,
             )
@@ -123,41 +127,39 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
             (ids,) = service.encode("prompt", [text.prompt], fit=False)
             if text.add_special_tokens is False and tokenizer.bos_id is not None:
                 ids = ids[1:]
-        served.require_served(wanted.model)
+        service.require_served(wanted.model)
         service.require_ready()
         with service.turns.of(len(ids)):
             strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
             told: Tokens = {
                 "count": len(ids),
-                "max_model_len": served.context,
+                "max_model_len": service.context,
                 "tokens": ids,
                 "token_strs": strings if wanted.return_token_strs else None,
             }
             return written(told)
 
-    @blueprint.post("/detokenize")
     @documented(
         TgiError | OpenAIError, 400, 404, *BODY, 424, 500, body=DetokenizeRequest, whole=Prompt
     )
-    def detokenize() -> Response:
-        wanted = of_schema(read_object(request, most_bytes), DetokenizeRequest)
-        served.require_served(wanted.model)
-        served.require_tokens(wanted.tokens, "tokens")
-        with service.turns.of(len(wanted.tokens)):
-            text = b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
+    def detokenize(self) -> Response:
+        wanted = of_schema(read_object(request, self._most_bytes), DetokenizeRequest)
+        self._service.require_served(wanted.model)
+        self._service.require_tokens(wanted.tokens, "tokens")
+        with self._service.turns.of(len(wanted.tokens)):
+            text = b"".join(self._tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
         told: Prompt = {"prompt": text}
         return jsonify(told)
 
-    @blueprint.post("/chat_tokenize")
     @tgi_errors(404, 422, *BODY, body=ChatRequest, whole=ChatPieces)
-    def chat_tokenize() -> Response:
-        wanted = of_schema(read_object(request, most_bytes), ChatRequest)
-        served.require_served(wanted.model)
-        ids = served.conversation_ids(
+    def chat_tokenize(self) -> Response:
+        wanted = of_schema(read_object(request, self._most_bytes), ChatRequest)
+        self._service.require_served(wanted.model)
+        ids = self._generations.conversation_ids(
             wanted.messages, wanted.offer, names=wanted.template_names, fit=False
         )
-        with service.turns.of(len(ids)):
-            pieces = list(map(tokenizer.token_bytes, ids))
+        with self._service.turns.of(len(ids)):
+            pieces = list(map(self._tokenizer.token_bytes, ids))
             return written(
                 {
                     "tokenize_response": listed(pieces_of(ids, pieces)),

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from api.http.errors import ApiError
 from api.limits import at_most
+from api.signals import Signals
 from requested import Constraint
 from runtime.grammar.constraints import ANY_OBJECT, of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import GrammarError
@@ -91,117 +92,80 @@ class _StructuredOutputs(BaseModel):
 StructuredOutputs = Annotated[_StructuredOutputs, at_most(MOST_FIELDS)]
 
 
-class Constrained(Protocol):
-    """The fields of a request."""
-
-    @property
-    def response_format(self) -> ResponseFormat | None: ...
-
-    @property
-    def structured_outputs(self) -> _StructuredOutputs | None: ...
-
-    @property
-    def guided_json(self) -> Schema | str | None: ...
-
-    @property
-    def guided_regex(self) -> str | None: ...
-
-    @property
-    def guided_choice(self) -> list[str] | None: ...
-
-    @property
-    def guided_grammar(self) -> str | None: ...
-
-    @property
-    def json_schema(self) -> Schema | str | None: ...
-
-    @property
-    def regex(self) -> str | None: ...
-
-    @property
-    def grammar(self) -> str | None: ...
-
-    @property
-    def ebnf(self) -> str | None: ...
-
-
-def constraint_of(wanted: Constrained) -> tuple[str, Constraint] | None:
-    """The request's constraint, and the field that has it; None: its answer is free. Raises
-    ApiError."""
-    found = list(_given(wanted))
-    if len(found) > 1:
-        names = " and ".join(repr(field) for field, _ in found)
-        raise ApiError(400, f"only one constraint is allowed, got {names}", param=found[1][0])
-    if not found:
-        return None
-    ((field, make),) = found
-    try:
-        return field, make()
-    except GrammarError as error:
-        raise ApiError(400, f"field '{field}': {error}", param=field) from None
-
-
-def _given(wanted: Constrained) -> Iterator[tuple[str, Callable[[], Constraint]]]:
-    match wanted.response_format:
+def _of_format(asked: ObjectFormat | SchemaFormat | ValueFormat | RegexFormat) -> Constraint:
+    match asked:
         case ObjectFormat(of=schema):
-            yield "response_format", partial(of_schema, ANY_OBJECT if schema is None else schema)
+            return of_schema(ANY_OBJECT if schema is None else schema)
         case SchemaFormat(json_schema=named):
             # without `strict`, OpenAI follows a schema as far as it can
-            yield (
-                "response_format",
-                partial(
-                    of_schema,
-                    named.of or ANY_OBJECT,
-                    lenient=not named.strict,
-                    strict=bool(named.strict),
-                ),
-            )
+            strict = bool(named.strict)
+            return of_schema(named.of or ANY_OBJECT, lenient=not strict, strict=strict)
         case ValueFormat(value=value):
-            yield "response_format", partial(of_schema, value)
+            return of_schema(value)
         case RegexFormat(value=text):
-            yield "response_format", partial(Constraint, "regex", text)
-    if (asked := wanted.structured_outputs) is not None:
-        found = list(
-            _of(
-                ("structured_outputs",) * 4,
-                ANY_OBJECT if asked.json_object and asked.of_schema is None else asked.of_schema,
-                asked.regex,
-                asked.choice,
-                asked.grammar,
-            )
+            return _of_regex(text)
+
+
+def _of_structured(asked: _StructuredOutputs) -> Constraint:
+    schema = ANY_OBJECT if asked.json_object and asked.of_schema is None else asked.of_schema
+    given = {
+        "guided_json": schema,
+        "guided_regex": asked.regex,
+        "guided_choice": asked.choice,
+        "guided_grammar": asked.grammar,
+    }
+    found = [(name, value) for name, value in given.items() if value is not None]
+    if len(found) != 1:
+        raise ApiError(
+            400,
+            f"field 'structured_outputs' must be {STRUCTURED_OUTPUTS}, got {len(found)}",
+            param="structured_outputs",
         )
-        if len(found) != 1:
-            raise ApiError(
-                400,
-                f"field 'structured_outputs' must be {STRUCTURED_OUTPUTS}, got {len(found)}",
-                param="structured_outputs",
-            )
-        yield from found
-    yield from _of(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        wanted.guided_json,
-        wanted.guided_regex,
-        wanted.guided_choice,
-        wanted.guided_grammar,
-    )
-    names = "json_schema", "regex", "choice", "grammar"
-    yield from _of(names, wanted.json_schema, wanted.regex, None, wanted.grammar)
-    if wanted.ebnf is not None:
-        yield "ebnf", partial(of_grammar, wanted.ebnf)
+    ((name, value),) = found
+    return MAKERS[name](value)
 
 
-def _of(
-    fields: tuple[str, str, str, str],
-    schema: Mapping[str, Any] | str | None,
-    regex: str | None,
-    choice: list[str] | None,
-    grammar: str | None,
-) -> Iterator[tuple[str, Callable[[], Constraint]]]:
-    if schema is not None:
-        yield fields[0], partial(of_schema, schema)
-    if regex is not None:
-        yield fields[1], partial(Constraint, "regex", regex)
-    if choice is not None:
-        yield fields[2], partial(of_choice, choice)
-    if grammar is not None:
-        yield fields[3], partial(of_grammar, grammar)
+_of_regex = partial(Constraint, "regex")
+MAKERS: Mapping[str, Callable[[Any], Constraint]] = {  # by the names of the fields below
+    "response_format": _of_format,
+    "structured_outputs": _of_structured,
+    "guided_json": of_schema,
+    "guided_regex": _of_regex,
+    "guided_choice": of_choice,
+    "guided_grammar": of_grammar,
+    "json_schema": of_schema,
+    "regex": _of_regex,
+    "grammar": of_grammar,
+    "ebnf": of_grammar,
+}
+
+
+class Constrained(Signals):
+    """`structured_outputs` and `guided_*` are vLLM's; `regex` and `ebnf` are SGLang's, `grammar` is
+    llama.cpp's, and `json_schema` both's."""
+
+    response_format: ResponseFormat | None = Field(None, description=RESPONSE_FORMAT)
+    structured_outputs: StructuredOutputs | None = Field(None, description=STRUCTURED_OUTPUTS)
+    guided_json: Schema | str | None = Field(None, description=SCHEMA)
+    guided_regex: str | None = Field(None, description=REGEX)
+    guided_choice: Choices | None = Field(None, description=CHOICES)
+    guided_grammar: str | None = Field(None, description=GRAMMAR)
+    json_schema: Schema | str | None = Field(None, description=SCHEMA)
+    regex: str | None = Field(None, description=REGEX)
+    grammar: str | None = Field(None, description=GRAMMAR)
+    ebnf: str | None = Field(None, description=GRAMMAR)
+
+    def constraint(self) -> tuple[str, Constraint] | None:
+        """And before it the field that has it; None: the answer is free. Raises ApiError."""
+        given = [(field, getattr(self, field)) for field in MAKERS]
+        found = [(f, v) for f, v in given if v is not None and not isinstance(v, TextFormat)]
+        if not found:
+            return None
+        if len(found) > 1:
+            names = " and ".join(repr(field) for field, _ in found)
+            raise ApiError(400, f"only one constraint is allowed, got {names}", param=found[1][0])
+        ((field, value),) = found
+        try:
+            return field, MAKERS[field](value)
+        except GrammarError as error:
+            raise ApiError(400, f"field '{field}': {error}", param=field) from None

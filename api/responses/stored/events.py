@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from api.http.errors import ApiError
-from api.openai.answers import error_shape
+from api.openai.errors import error_shape
 from api.responses.shapes import Event
 from api.stream import event
 

@@ -15,7 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.limits import MOST_STOP_CHARACTERS
-from api.openai.fields.shared import MOST_STOPS, seed_of_choice
+from api.openai.fields.schemas import MOST_STOPS
+from api.openai.generation import seed_of_choice
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.test_answers import expected

@@ -1,12 +1,15 @@
-"""Responses of `/v1/chat/completions`: whole, and in chunks."""
+"""The responses of OpenAI's API: whole, and in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
-from api.openai.answers import chunk_head_of, finite, head_of, joined
 from api.openai.choices import Finish, Segment, Token
-from api.openai.fields.schemas import ChatRequest
+from api.openai.fields.schemas import ChatRequest, GenerationRequest
 from api.openai.shapes import (
     Alternative,
     CallDelta,
@@ -18,24 +21,123 @@ from api.openai.shapes import (
     ChatLogprobs,
     ChatMessage,
     ChatToken,
+    ChunkHead,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    Head,
     Usage,
 )
 from text.tokenizer import Tokenizer
 from text.tools.forms import CallForm
 from text.tools.parsing import CallPiece
 
+FINGERPRINT = "fp_effective_batching"  # of every server: typed clients require one
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
-class ChatForm:
-    is_completion = False
-    prompt_field = "messages"
+
+class Form:
+    """The response format of one of the two endpoints. `name`: of the model."""
+
+    prefix: str  # of a response's id
+
+    def __init__(self, name: str, wanted: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._head: Head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        if wanted.service_tier is not None:
+            self._head["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
+        self._chunk_head = cast(ChunkHead, self._head)
+        if wanted.include_usage:
+            self._chunk_head = {**self._head, "usage": None}
+        self._alternatives = wanted.alternatives
+        self._tokenizer = tokenizer
+
+    def opening(self, choices: int) -> Iterable[ChatChunk]:
+        """Before any token."""
+        return ()
+
+    @abstractmethod
+    def chunks(self, segment: Segment) -> Iterator[CompletionChunk | ChatChunk]: ...
+
+    @abstractmethod
+    def last(self, usage: Usage) -> CompletionChunk | ChatChunk: ...
+
+    @abstractmethod
+    def whole(
+        self, parts: Sequence[Segment], choices: int, usage: Usage
+    ) -> Completion | ChatCompletion: ...
+
+
+class CompletionForm(Form):
+    prefix = "cmpl"
+
+    def chunks(self, segment: Segment) -> Iterator[CompletionChunk]:
+        yield {
+            **self._chunk_head,
+            "object": "text_completion",
+            "choices": [self._choice(segment)],
+        }
+
+    def last(self, usage: Usage) -> CompletionChunk:
+        return {**self._chunk_head, "object": "text_completion", "choices": [], "usage": usage}
+
+    def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> Completion:
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": [self._choice(segment) for segment in joined(parts, choices)],
+            "usage": usage,
+        }
+
+    def _choice(self, segment: Segment) -> CompletionChoice:
+        tokens = [*segment.tokens, *segment.ending]
+        return {
+            "index": segment.index,
+            "text": segment.text,
+            "logprobs": None if self._alternatives is None else self._logprobs(tokens),
+            "finish_reason": segment.finish,
+        }
+
+    def _logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs:
+        top = [self._top(token) for token in tokens] if self._alternatives else None
+        return {
+            "tokens": [self._name(token.id) for token in tokens],
+            "token_logprobs": [
+                None if token.logprobs is None else finite(token.logprobs.logprob)
+                for token in tokens
+            ],
+            "top_logprobs": top,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+    def _top(self, token: Token) -> dict[str, float] | None:
+        """The likeliest, and the token itself."""
+        if token.logprobs is None:
+            return None
+        likely = {self._name(other): finite(value) for other, value in token.logprobs.top}
+        return {**likely, self._name(token.id): finite(token.logprobs.logprob)}
+
+    def _name(self, token: int) -> str:
+        """A token's text; of one that is no whole characters the bytes, as OpenAI writes them."""
+        held = self._tokenizer.token_bytes(token)
+        try:
+            return held.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in held)
+
+
+class ChatForm(Form):
+    prefix = "chatcmpl"
 
     def __init__(
-        self, model: str, wanted: ChatRequest, tokenizer: Tokenizer, call_form: CallForm
+        self, name: str, wanted: ChatRequest, tokenizer: Tokenizer, call_form: CallForm
     ) -> None:
-        self._head = head_of("chatcmpl", model, wanted)
-        self._alternatives = wanted.alternatives
-        self._chunk_head = chunk_head_of(self._head, wanted)
-        self._tokenizer = tokenizer
+        super().__init__(name, wanted, tokenizer)
         self._call_form = call_form
         self._each: ChatDelta = {}
         if wanted.model == "tgi":  # TGI's own client wants these in each delta, as TGI sends them
@@ -171,3 +273,26 @@ class FunctionForm(ChatForm):
 
     def _finish(self, finish: Finish | None) -> Finish | None:
         return "function_call" if finish == "tool_calls" else finish
+
+
+def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
+    """All segments of each choice joined."""
+    own: list[list[Segment]] = [[] for _ in range(choices)]
+    for part in parts:
+        own[part.index].append(part)
+    return [
+        Segment(
+            index,
+            "".join(part.text for part in mine),
+            [token for part in mine for token in part.tokens],
+            mine[-1].finish,
+            mine[-1].ending,
+            [piece for part in mine for piece in part.calls],
+            "".join(part.reasoning for part in mine),
+        )
+        for index, mine in enumerate(own)
+    ]
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

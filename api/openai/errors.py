@@ -1,0 +1,40 @@
+"""The errors of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from flask import Response
+
+from api.http.errors import ApiError, error_response
+from api.openai.shapes import OpenAIError
+from api.openapi import documented
+
+openai_errors = partial(documented, OpenAIError, 500)
+
+
+def error_shape(error: ApiError) -> OpenAIError:
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+    }
+    fallback = "server_error" if error.status >= 500 else "invalid_request_error"
+    codes = {429: "rate_limit_exceeded", 503: "overloaded"}
+    return {
+        "error": {
+            "message": error.message,
+            "type": kinds.get(error.status, fallback),
+            "param": error.param,
+            "code": error.code or codes.get(error.status),
+        }
+    }
+
+
+def with_openai_errors(call: Callable[[], Response]) -> Response:
+    """For paths outside of `/v1` that return OpenAI's errors."""
+    try:
+        return call()
+    except ApiError as error:
+        return error_response(error, error_shape)
