@@ -119,33 +119,9 @@ def make_blueprint(service: Service) -> Blueprint:
         )
         service.submit(accepted, asked=wanted)
         if wanted.stream:
-            return event_stream(service, [accepted], events(accepted, wanted.prompt))
-        pieces = service.wait(read(accepted), accepted)
+            return event_stream(service, [accepted], _events(service, accepted, wanted.prompt))
+        pieces = service.wait(_read(service, accepted), accepted)
         return jsonify(_answer(accepted, wanted.prompt, "".join(text for text, _ in pieces)))
-
-    def read(accepted: Inference) -> Iterator[tuple[str, int] | None]:
-        """Texts with the numbers of their tokens; None: there is none before the next update."""
-        follower = Follower(accepted, service.tokenizer, accepted.prompt_tokens)
-        while not follower.ended:
-            before = follower.count
-            text = follower.text(accepted.max_tokens)
-            if (tokens := follower.count - before) or text:
-                yield text, tokens
-            if not follower.ended:
-                yield None
-        service.outcome(accepted)
-
-    def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
-        texts = []
-        of_one = text_event(InferencePiece(text=PLACE, tokens=1))
-        for found in read(accepted):
-            if found is None:
-                yield None
-                continue
-            text, tokens = found
-            texts.append(text)
-            yield of_one(text) if tokens == 1 else event(InferencePiece(text=text, tokens=tokens))
-        yield event({**_answer(accepted, prompt, "".join(texts)), "done": True})
 
     @blueprint.get("/stats")
     @plain_errors(whole=StatsAnswer)
@@ -176,6 +152,32 @@ def make_blueprint(service: Service) -> Blueprint:
         return jsonify(READY)
 
     return blueprint
+
+
+def _read(service: Service, accepted: Inference) -> Iterator[tuple[str, int] | None]:
+    """Texts with the numbers of their tokens; None: there is none before the next update."""
+    follower = Follower(accepted, service.tokenizer, accepted.prompt_tokens)
+    while not follower.ended:
+        before = follower.count
+        text = follower.text(accepted.max_tokens)
+        if (tokens := follower.count - before) or text:
+            yield text, tokens
+        if not follower.ended:
+            yield None
+    service.outcome(accepted)
+
+
+def _events(service: Service, accepted: Inference, prompt: str) -> Iterator[bytes | None]:
+    texts = []
+    of_one = text_event(InferencePiece(text=PLACE, tokens=1))
+    for found in _read(service, accepted):
+        if found is None:
+            yield None
+            continue
+        text, tokens = found
+        texts.append(text)
+        yield of_one(text) if tokens == 1 else event(InferencePiece(text=text, tokens=tokens))
+    yield event({**_answer(accepted, prompt, "".join(texts)), "done": True})
 
 
 def _answer(done: Inference, prompt: str, generated: str) -> InferenceAnswer:

@@ -38,7 +38,8 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class Form:
-    """The response format of one of the two endpoints. `name`: of the model."""
+    """The response format of one of the two endpoints. `name`: of the model. `tells_usage`: a
+    stream ends with it."""
 
     prefix: str  # of a response's id
 
@@ -52,7 +53,9 @@ class Form:
         if wanted.service_tier is not None:
             self._head["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
         self._chunk_head = cast(ChunkHead, self._head)
-        if wanted.include_usage:
+        options = wanted.stream_options
+        self.tells_usage = options is not None and bool(options.include_usage)
+        if self.tells_usage:
             self._chunk_head = {**self._head, "usage": None}
         self._alternatives = wanted.alternatives
         self._tokenizer = tokenizer

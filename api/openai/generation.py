@@ -18,12 +18,7 @@ from api.http.errors import ApiError, show
 from api.openai.choices import Choice, Segment
 from api.openai.errors import error_shape
 from api.openai.fields.messages import Message, for_template, text_of
-from api.openai.fields.schemas import (
-    DEFAULT_COMPLETION_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.forms import ChatForm, CompletionForm, Form, FunctionForm
 from api.openai.offer import Offer, rule_of
 from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetails, Usage
@@ -38,6 +33,8 @@ from text.tokenizer import EncodingError
 from text.tools.parsing import Parser
 
 log = logging.getLogger(__name__)
+
+Request = CompletionRequest | ChatRequest
 
 MOST_NOTED = 100  # fields and tools without effect that are logged
 FORCE = 1e9  # more than any logit
@@ -68,7 +65,7 @@ class Generation:
     """A valid call: its requests to the queue, and the format of its response. `may_end_early`:
     what was generated is read while it arrives, as it may end its requests."""
 
-    wanted: GenerationRequest
+    wanted: Request
     choices: Sequence[Choice]
     inferences: Sequence[Inference]  # of the choices
     form: Form
@@ -115,7 +112,7 @@ class Generation:
                 yield from map(event, form.chunks(segment))
             else:
                 yield texts[segment.index](segment.text)
-        if self.wanted.include_usage:
+        if form.tells_usage:
             yield event(form.last(self.usage()))
         yield END
 
@@ -147,7 +144,7 @@ class Generations:
             for ids in prompts:
                 service.require_tokens(ids, "prompt")
         form = CompletionForm(service.names[0], wanted, service.tokenizer)
-        return self._generation(wanted, prompts, wanted.max_tokens, form, arrival_s)
+        return self._generation(wanted, prompts, form, arrival_s)
 
     def chat(self, data: dict[str, Any], arrival_s: float) -> Generation:
         wanted, service = of_schema(data, ChatRequest), self.service
@@ -172,16 +169,8 @@ class Generations:
         expected_ids: list[int] = []
         if wanted.prediction is not None:
             expected_ids = self._expected_ids(text_of(wanted.prediction.content))
-        most = wanted.max_completion_tokens or wanted.max_tokens
         return self._generation(
-            wanted,
-            [ids],
-            most,
-            form,
-            arrival_s,
-            offer=offer,
-            place=place,
-            expected_ids=expected_ids,
+            wanted, [ids], form, arrival_s, offer=offer, place=place, expected_ids=expected_ids
         )
 
     def answer(self, generation: Generation) -> Response:
@@ -240,7 +229,7 @@ class Generations:
         except EncodingError as error:
             raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
 
-    def _require_offered(self, wanted: GenerationRequest) -> None:
+    def _require_offered(self, wanted: Request) -> None:
         service = self.service
         service.require_served(wanted.model)
         for name in wanted.model_extra or {}:
@@ -253,17 +242,19 @@ class Generations:
         service.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
         service.require_ready()
 
-    def _most_tokens(self, wanted: GenerationRequest, known: int, asked: int | None) -> int:
+    def _most_tokens(self, wanted: Request, known: int) -> int:
         """Tokens to generate after a prompt of `known` tokens."""
-        context, is_chat = self.service.context, isinstance(wanted, ChatRequest)
+        context = self.service.context
         room = context - known
-        most = asked
+        limits = [room, self.service.defaults.max_new_tokens or room]
+        if isinstance(wanted, ChatRequest):
+            field, most = "messages", wanted.max_completion_tokens or wanted.max_tokens
+        else:
+            field, most = "prompt", wanted.max_tokens
+            limits.append(DEFAULT_COMPLETION_TOKENS)
         if most is None:
-            limits = [room, self.service.defaults.max_new_tokens or room]
-            limits += [] if is_chat else [DEFAULT_COMPLETION_TOKENS]
             most = max(1, min(limits))
         if most > room:
-            field = "messages" if is_chat else "prompt"
             raise ApiError(
                 400,
                 # OpenAI's words, by which LiteLLM and others recognise this error
@@ -282,7 +273,7 @@ class Generations:
         return most
 
     def _rules(
-        self, wanted: GenerationRequest, offer: Offer | None, place: Place
+        self, wanted: Request, offer: Offer | None, place: Place
     ) -> tuple[Constraint | None, Callable[[], Parser] | None]:
         """What the answer must be behind its reasoning, and what finds reasoning and calls in it. A
         constraint is compiled: from then on it is accepted."""
@@ -304,9 +295,8 @@ class Generations:
 
     def _generation(
         self,
-        wanted: GenerationRequest,
+        wanted: Request,
         prompts: Sequence[list[int]],
-        asked: int | None,
         form: Form,
         arrival_s: float,
         *,
@@ -323,18 +313,14 @@ class Generations:
         if constraint is not None or not wanted.ignore_eos:
             end_ids |= service.tokenizer.end_ids  # they alone may follow a constraint's whole text
         of_call = wanted.sampling(
-            service.defaults,
-            end_ids,
-            of_prompt=echo,
-            constraint=constraint,
-            expected_ids=expected_ids,
+            service.defaults, end_ids, constraint, of_prompt=echo, expected_ids=expected_ids
         )
         stops = Stops([wanted.stop] if isinstance(wanted.stop, str) else wanted.stop or [])
         may_end_early = bool(wanted.stop) or (offer is not None and offer.most_calls is not None)
         updated = Event()
         choices: list[Choice] = []
         for prompt in prompts:
-            most = self._most_tokens(wanted, len(prompt), asked)
+            most = self._most_tokens(wanted, len(prompt))
             group = new_group() if number_each > 1 else 0
             for number in range(number_each):
                 known, sampling = prompt, of_call

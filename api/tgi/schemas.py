@@ -167,7 +167,8 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> Sequence[str]:
 
 
 def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
-    """Checks everything that does not need the prompt's tokens. Raises InvalidError."""
+    """Checks everything that does not need the prompt's tokens. A number may have thousands of
+    digits. Raises InvalidError."""
     for name in NOT_OFFERED:
         if getattr(asked, name) not in (None, False):
             raise InvalidError(f"`{name}` is not supported by this server")
@@ -180,7 +181,7 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
         raise InvalidError("`best_of` != 1 is not allowed for this endpoint")
     if not 0 < best_of <= config.max_best_of:
         raise InvalidError(
-            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {_number(best_of)}"
+            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {show(best_of)}"
         )
     if best_of > 1 and not asked.is_sampling:
         raise InvalidError("you must use sampling when `best_of` is > 1")
@@ -204,7 +205,7 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
         if config.max_top_n_tokens == 0:
             raise InvalidError("`top_n_tokens` != 0 is not allowed for this endpoint")
         raise InvalidError(
-            f"`top_n_tokens` must be >= 0 and <= {config.max_top_n_tokens}. Given: {_number(top_n)}"
+            f"`top_n_tokens` must be >= 0 and <= {config.max_top_n_tokens}. Given: {show(top_n)}"
         )
 
 
@@ -230,11 +231,7 @@ def _check_numbers(asked: Parameters) -> None:
         if value is not None and value <= 0:
             raise InvalidError(f"`{name}` must be strictly positive")
         if value is not None and value > MOST:
-            raise InvalidError(f"`{name}` must be <= {MOST}. Given: {_number(value)}")
-
-
-def _number(value: int) -> str:
-    return show(value)  # a client may send thousands of digits
+            raise InvalidError(f"`{name}` must be <= {MOST}. Given: {show(value)}")
 
 
 def fit(
@@ -249,14 +246,14 @@ def fit(
         if not 0 < asked.truncate <= most_input:
             raise InvalidError(
                 f"`truncate` must be strictly positive and less than {most_input}. "
-                f"Given: {_number(asked.truncate)}"
+                f"Given: {show(asked.truncate)}"
             )
         tokens = min(tokens, asked.truncate)
     wanted = asked.max_new_tokens
     if wanted is not None and tokens + wanted > most_total:
         raise InvalidError(
             f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. "
-            f"Given: {given}{tokens} `inputs` tokens and {_number(wanted)} `max_new_tokens`"
+            f"Given: {given}{tokens} `inputs` tokens and {show(wanted)} `max_new_tokens`"
         )
     if tokens > most_input:
         raise InvalidError(

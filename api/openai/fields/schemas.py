@@ -164,10 +164,6 @@ class GenerationRequest(NotOffered):
     )
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
     @abstractmethod
     def alternatives(self) -> int | None:
         """How many logprobs are wanted beside each token's own; None: not even that."""
@@ -176,9 +172,9 @@ class GenerationRequest(NotOffered):
         self,
         defaults: SamplingDefaults,
         end_ids: frozenset[int],
+        constraint: Constraint | None,
         *,
         of_prompt: bool,
-        constraint: Constraint | None,
         expected_ids: Sequence[int],
     ) -> Sampling:
         """Of the first choice."""

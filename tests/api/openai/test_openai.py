@@ -50,8 +50,7 @@ def test_prompts_of_text_or_token_ids_are_answered_in_order_each_choice_with_its
 ) -> None:
     answer = both(client, prompt=prompts, seed=seed, n=n, best_of=n)
     seeds = [seed_of_choice(seed, index) for index in range(n)]
-    assert seeds[0] == seed
-    assert len(set(seeds)) == n
+    assert (seeds[0], len(set(seeds))) == (seed, n)
     assert all(0 <= derived < 2**63 for derived in seeds[1:])
     owns = [prompt.encode() if isinstance(prompt, str) else bytes(prompt) for prompt in prompts]
     texts = [expected(own, 16, seed)[0] for own in owns for seed in seeds]
