@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 from api.follow import follow
 from api.http.errors import CLIENT_GONE, ApiError, internal_error
@@ -23,83 +24,25 @@ ENDED = (CLIENT_GONE, 503, 504)  # a generation that did not fail: cancelled, or
 Json = dict[str, Any]
 
 
-class Line(NamedTuple):
-    """A valid line. `answers`: None before each update that the answer needs, then the answer.
-    Raises ApiError."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A valid line, a deferred.worker.LineCall. `answers`: None before each update that the answer
+    needs, then the answer. Raises ApiError."""
 
+    service: Service
     generation: Generation
     answers: Iterator[Json | None]
 
-
-Make = Callable[[str, Json, float], Line]  # of an owner, a body, and its time of arrival
-
-
-class Endpoints:
-    """A deferred.worker.Runner."""
-
-    def __init__(self, service: Service, generations: Generations) -> None:
-        self._service = service
-        self._make: dict[str, Make] = {
-            "/v1/completions": lambda _, *call: _line(generations.completion(*call)),
-            "/v1/chat/completions": lambda _, *call: _line(generations.chat(*call)),
-        }
-
-    def add(self, endpoint: str, make: Make) -> None:
-        """Call it before lines are run."""
-        self._make[endpoint] = make
-
-    def begin(
-        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
-    ) -> _Call | LineAnswer:
-        try:
-            line = self._make[endpoint](owner, json.loads(body), self._service.clock())
-            generation = line.generation
-            for inference in generation.inferences:
-                inference.service_class, inference.deadline_s = "deferred", deadline_s
-                inference.updated = updated
-            self._service.submit(*generation.inferences, asked=generation.wanted, stored_for=owner)
-        except ApiError as error:
-            if error.status in LATER:
-                raise NotNowError from error
-            return _refusal(error)
-        except Exception as error:
-            return _refusal(internal_error(error))
-        return _Call(self._service, line)
-
-
-def _line(generation: Generation) -> Line:
-    """Of a completion or a chat."""
-
-    def answers() -> Iterator[Json | None]:
-        parts: list[Segment] = []
-        for segment in follow(generation.choices):
-            if segment is None:
-                yield None
-            else:
-                parts.append(segment)
-        yield dict(generation.whole(parts))
-
-    return Line(generation, answers())
-
-
-class _Call:
-    """A deferred.worker.LineCall."""
-
-    def __init__(self, service: Service, line: Line) -> None:
-        self._service = service
-        self._line = line
-        self._inferences = line.generation.inferences
-
     @property
     def inferences(self) -> Sequence[Inference]:
-        return self._inferences
+        return self.generation.inferences
 
     def read(self) -> LineAnswer | None:
-        generation, answers = self._line
-        if not generation.may_end_early and any(i.record is None for i in self._inferences):
+        generation = self.generation
+        if not generation.may_end_early and any(one.record is None for one in self.inferences):
             return None
         try:
-            body = next(answers)
+            body = next(self.answers)
         except ApiError as error:
             self.cancel()
             if error.status in ENDED:
@@ -122,7 +65,57 @@ class _Call:
         )
 
     def cancel(self) -> None:
-        self._service.cancel(*self._inferences)
+        self.service.cancel(*self.inferences)
+
+
+Make = Callable[[str, Json, float], Line]  # of an owner, a body, and its time of arrival
+
+
+class Endpoints:
+    """A deferred.worker.Runner."""
+
+    def __init__(self, service: Service, generations: Generations) -> None:
+        self._service = service
+        self._make: dict[str, Make] = {
+            "/v1/completions": lambda _, *call: self._line(generations.completion(*call)),
+            "/v1/chat/completions": lambda _, *call: self._line(generations.chat(*call)),
+        }
+
+    def add(self, endpoint: str, make: Make) -> None:
+        """Call it before lines are run."""
+        self._make[endpoint] = make
+
+    def begin(
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
+    ) -> Line | LineAnswer:
+        try:
+            line = self._make[endpoint](owner, json.loads(body), self._service.clock())
+            generation = line.generation
+            for inference in generation.inferences:
+                inference.service_class, inference.deadline_s = "deferred", deadline_s
+                inference.updated = updated
+            self._service.submit(*generation.inferences, asked=generation.wanted, stored_for=owner)
+        except ApiError as error:
+            if error.status in LATER:
+                raise NotNowError from error
+            return _refusal(error)
+        except Exception as error:
+            return _refusal(internal_error(error))
+        return line
+
+    def _line(self, generation: Generation) -> Line:
+        """Of a completion or a chat."""
+
+        def answers() -> Iterator[Json | None]:
+            parts: list[Segment] = []
+            for segment in follow(generation.choices):
+                if segment is None:
+                    yield None
+                else:
+                    parts.append(segment)
+            yield dict(generation.whole(parts))
+
+        return Line(self._service, generation, answers())
 
 
 def _refusal(error: ApiError) -> LineAnswer:

@@ -277,11 +277,10 @@ class Generations:
     ) -> tuple[Constraint | None, Callable[[], Parser] | None]:
         """What the answer must be behind its reasoning, and what finds reasoning and calls in it. A
         constraint is compiled: from then on it is accepted."""
-        found, of_calls, constraint = wanted.constraint(), None, None
+        found, constraint, of_calls = wanted.constraint(), None, None
         special_ids = self.service.tokenizer.special_ids
         if offer is not None:
-            calls = offer.rules(self.service.template.form, special_ids, found)
-            found, of_calls = calls.constraint, calls.parser
+            found, of_calls = offer.rules(self.service.template.form, special_ids, found)
         if found is not None:
             field, constraint = found
             if place != "none":

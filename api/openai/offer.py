@@ -30,14 +30,6 @@ FieldConstraint = tuple[str, Constraint]  # and the field that asks for it
 
 
 @dataclass(frozen=True, slots=True)
-class CallRules:
-    """What an answer must be, and what finds the calls in it."""
-
-    constraint: FieldConstraint | None
-    parser: Callable[[], Parser]
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
     """`functions`: in the prompt. `allowed`: those of them that an answer may call. `must`: it
     calls. `field`: has the functions."""
@@ -53,8 +45,9 @@ class Offer:
 
     def rules(
         self, form: CallForm, special_ids: Mapping[str, int], wanted: FieldConstraint | None
-    ) -> CallRules:
-        """`wanted`: what the answer must be where it does not call. Raises ApiError."""
+    ) -> tuple[FieldConstraint | None, Callable[[], Parser]]:
+        """What an answer must be, and what finds the calls in it. `wanted`: what it must be where
+        it does not call. Raises ApiError."""
         try:
             schemas = {one.name: one.enforced_schema for one in self.allowed}
         except GrammarError as error:
@@ -65,18 +58,18 @@ class Offer:
         )
         found = partial(CallParser, form, schemas, self.most_calls)
         if self.must:
-            return CallRules((self.field, Constraint("lark", of_calls())), ForcedCallParser)
+            return (self.field, Constraint("lark", of_calls())), ForcedCallParser
         if wanted is not None:
             field, constraint = wanted
             grammar = of_calls(answer=rule_of(constraint))
-            return CallRules((field, Constraint("lark", grammar)), found)
+            return (field, Constraint("lark", grammar)), found
         if any(one.strict for one in self.allowed):
             grammar = grammar_of_text_with_calls(
                 form, schemas, several=several, special_ids=special_ids
             )
             kept = partial(StrictCallParser, form, schemas, self.most_calls)
-            return CallRules((self.field, Constraint("lark", grammar)), kept)
-        return CallRules(None, found)
+            return (self.field, Constraint("lark", grammar)), kept
+        return None, found
 
 
 def rule_of(constraint: Constraint) -> str:

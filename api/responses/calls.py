@@ -18,10 +18,9 @@ from api.jobs.lines import Line
 from api.jobs.store import explain
 from api.openai.errors import error_shape
 from api.openai.generation import Generations
-from api.responses.call import ResponseCall
 from api.responses.generating import begun, generation_of
 from api.responses.items import as_json, messages_of, new_id, stored_items
-from api.responses.output import Output
+from api.responses.output import Output, ResponseCall
 from api.responses.schemas import ResponseRequest, name_in, refuse_by_name
 from api.responses.shapes import InputItem, OutputItem
 from api.responses.stored.background import Background
@@ -45,8 +44,7 @@ class ResponseCalls:
         self.kept = Kept(jobs, service.config)
         self._generations = generations
         self._logs = EventLogs()
-        self._background = Background(service, self.kept, self._executor, self._logs)
-        self.has_begun = self._background.has_begun
+        self.background = Background(service, self.kept, self._executor, self._logs)
 
     def settle(self, timeout_s: float) -> None:
         """Returns when the responses that were generated in the background are stored."""
@@ -98,18 +96,14 @@ class ResponseCalls:
                     raise explain(error) from error
             yield dict(call.output.response)
 
-        return Line(call.generation, answers())
-
-    def cancel(self, response_id: str) -> None:
-        """One in the background; without effect if it has ended."""
-        self._background.cancel(response_id)
+        return Line(self._service, call.generation, answers())
 
     def delete(self, response_id: str) -> None:
         self.kept.delete(presented_owner(), response_id)
         self._forget(response_id)
 
     def _forget(self, response_id: str) -> None:
-        self._background.cancel(response_id)
+        self.background.cancel(response_id)
         self._logs.drop(response_id)
 
     def _whole(self, call: ResponseCall) -> Response:
@@ -145,7 +139,7 @@ class ResponseCalls:
         inferences = call.generation.inferences
         queued = jsonify(call.output.response)  # as it is now
         self.kept.create(call)
-        self._background.follow(call)
+        self.background.follow(call)
         try:
             self._service.submit(*inferences, asked=call.wanted)
         except ApiError:

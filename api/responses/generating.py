@@ -31,10 +31,12 @@ def generation_of(
 ) -> Generation:
     """Raises ApiError."""
     fields = _chat(wanted)
+    first: list[Message] = []
+    if wanted.instructions is not None:
+        first = [{"role": "system", "content": wanted.instructions}]
 
     def attempt(kept: Sequence[Message]) -> Generation:
-        messages = [*_instructions(wanted), *kept]
-        return generations.chat({**fields, "messages": messages}, arrival_s)
+        return generations.chat({**fields, "messages": [*first, *kept]}, arrival_s)
 
     try:
         if wanted.truncation == "auto":
@@ -71,12 +73,6 @@ def truncated(
         else:
             high = middle
     return attempt(messages[starts[low] :])
-
-
-def _instructions(wanted: ResponseRequest) -> list[Message]:
-    if wanted.instructions is None:
-        return []
-    return [{"role": "system", "content": wanted.instructions}]
 
 
 def _chat(wanted: ResponseRequest) -> Json:
@@ -147,6 +143,10 @@ def begun(
     stores: bool,
 ) -> GeneratedResponse:
     """The response before anything is generated."""
+    text: TextConfig = {"format": text_format(wanted)}
+    if wanted.text is not None and wanted.text.verbosity is not None:
+        text["verbosity"] = wanted.text.verbosity
+    choice = wanted.tool_choice or "auto"
     chosen = defaults.model_copy(update=wanted.model_dump(include=OF_SAMPLING, exclude_none=True))
     response: GeneratedResponse = {
         "id": response_id,
@@ -167,8 +167,8 @@ def begun(
         "reasoning": None if wanted.reasoning is None else wanted.reasoning.model_dump(),
         "store": stores,
         "temperature": chosen.temperature,
-        "text": _text(wanted),
-        "tool_choice": _tool_choice(wanted),
+        "text": text,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
         "tools": [
             tool.model_dump() for tool in wanted.tools or () if not isinstance(tool, OtherTool)
         ],
@@ -181,17 +181,3 @@ def begun(
     if wanted.service_tier is not None:
         response["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
     return response
-
-
-def _text(wanted: ResponseRequest) -> TextConfig:
-    told: TextConfig = {"format": text_format(wanted)}
-    if wanted.text is not None and wanted.text.verbosity is not None:
-        told["verbosity"] = wanted.text.verbosity
-    return told
-
-
-def _tool_choice(wanted: ResponseRequest) -> str | Json:
-    choice = wanted.tool_choice
-    if choice is None:
-        return "auto"
-    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)

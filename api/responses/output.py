@@ -1,17 +1,22 @@
-"""The output of a response as its events, made of the chunks of a chat. Streamed or not, a response
-is made here: without a stream its events are dropped."""
+"""A valid call of `/v1/responses`, and its output as events, made of the chunks of a chat. Streamed
+or not, a response is made here: without a stream its events are dropped."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal, cast
 
+from api.follow import follow
+from api.openai.generation import Generation
 from api.openai.shapes import CallDelta, ChatChunk, ChatToken, Usage
 from api.responses.items import new_id, thought
+from api.responses.schemas import ResponseRequest
 from api.responses.shapes import (
     Event,
     GeneratedResponse,
+    InputItem,
     ItemStatus,
     OutputItem,
     OutputMessage,
@@ -259,6 +264,37 @@ class Output:
             "content_index": 0,
             "part": part,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCall:
+    """`own`: the input, without what `previous`, the number of a stored response, has before."""
+
+    owner: str
+    wanted: ResponseRequest
+    generation: Generation
+    output: Output
+    own: list[InputItem]
+    previous: int | None
+
+    @property
+    def id(self) -> str:
+        return self.output.response["id"]
+
+    @property
+    def stores(self) -> bool:
+        return self.output.response["store"]
+
+    def read(self) -> Iterator[Event | None]:
+        """All events but the first two and the last; None where there is none before the next
+        update. Raises ApiError."""
+        for segment in follow(self.generation.choices):
+            if segment is None:
+                yield None
+                continue
+            for chunk in self.generation.form.chunks(segment):
+                yield from self.output.add(cast(ChatChunk, chunk))
+        yield from self.output.end(self.generation.usage())
 
 
 def _message(status: ItemStatus, content: list[OutputText]) -> OutputMessage:

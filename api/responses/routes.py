@@ -99,7 +99,7 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
                 code="invalid_status",
             )
         if running and kept.end({**response, "status": "cancelled"}):
-            calls.cancel(response_id)
+            calls.background.cancel(response_id)
         return jsonify(present(response_id)[1])
 
     @blueprint.get("/<response_id>/input_items")
@@ -134,7 +134,7 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
     def present(response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
         running, response = kept.read(presented_owner(), response_id)
-        if running and calls.has_begun(response_id):
+        if running and calls.background.has_begun(response_id):
             response["status"] = "in_progress"
         return running, response
 

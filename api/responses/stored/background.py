@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from api.http.errors import ApiError, internal_error
 from api.jobs.store import explain
-from api.responses.call import ResponseCall
+from api.responses.output import ResponseCall
 from api.responses.stored.events import EventLogs
 from api.responses.stored.kept import Kept
 from api.service import Service

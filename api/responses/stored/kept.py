@@ -8,8 +8,8 @@ from typing import cast
 
 from api.http.errors import ApiError
 from api.jobs.store import explain
-from api.responses.call import ResponseCall
 from api.responses.items import as_json
+from api.responses.output import ResponseCall
 from api.responses.shapes import GeneratedResponse, InputItem, OutputItem
 from deferred.entities import NewResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
