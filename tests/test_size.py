@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9465,
+    "api": 9421,
     "benchmarks": 5988,
     "client": 8503,
     "deferred": 3567,
