@@ -34,7 +34,6 @@ from api.openai.errors import error_shape
 from api.openai.generation import Generations
 from api.openapi import register_openapi
 from api.responses import routes as responses
-from api.responses.calls import ResponseCalls
 from api.service import Description, Service, Texts, served_names
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
@@ -187,7 +186,7 @@ def create_app(
         retention_s=config.batch_retention_days * DAY_S,
         hurried=lambda: manager.serves_immediate,
     )
-    answers = ResponseCalls(service, generations, jobs)
+    answers = responses.ResponseCalls(service, generations, jobs)
     endpoints.add(responses.PATH, answers.line)
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars, answers.settle)
     app.extensions["engine"] = engine
@@ -197,7 +196,7 @@ def create_app(
     app.register_blueprint(openai.make_blueprint(service, generations))
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, name))
-    app.register_blueprint(responses.make_blueprint(service, answers))
+    app.register_blueprint(responses.make_blueprint(answers))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     register_hooks(app, config, time.perf_counter, tracing, name)

@@ -1,40 +1,115 @@
-"""OpenAI's Responses API: `/v1/responses`. docs/responses.md lists what is supported."""
+"""OpenAI's Responses API, `/v1/responses`: a response whole, streamed, in the background or as a
+line of a batch. docs/responses.md lists what is supported."""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api.http.body import read_object
+from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, show
 from api.http.hooks import presented_owner
-from api.jobs.store import AFTER, ORDERS, query_choice, query_limit, register_store_errors
-from api.openai.errors import openai_errors
+from api.jobs.lines import Line
+from api.jobs.store import (
+    AFTER,
+    ORDERS,
+    explain,
+    query_choice,
+    query_limit,
+    register_store_errors,
+)
+from api.openai.errors import error_shape, openai_errors
+from api.openai.generation import Generations
 from api.openai.shapes import OpenAIError
 from api.openapi import GENERATING, STORED, limit
-from api.responses.calls import ResponseCalls
-from api.responses.schemas import ResponseRequest
+from api.responses.generating import begun, generation_of
+from api.responses.items import as_json, messages_of, new_id, stored_items
+from api.responses.output import Output, ResponseCall
+from api.responses.schemas import ResponseRequest, name_in, refuse_by_name
 from api.responses.shapes import (
     DeletedResponse,
     Event,
     GeneratedResponse,
+    InputItem,
     InputItems,
     InputTokens,
+    OutputItem,
 )
+from api.responses.stored.background import Background
+from api.responses.stored.events import GONE, EventLogs, encoded
+from api.responses.stored.kept import Kept
 from api.service import Service
+from api.stream import event_stream, stream_of
+from deferred.errors import StoreError
+from deferred.jobs import Jobs
+
+log = logging.getLogger(__name__)
 
 PATH = "/v1/responses"
 LISTED, MOST_LISTED = 20, 100
 NUMBER = re.compile("[0-9]{1,9}")
+MARK_HEADER = "X-Upstream-Mark"  # of a router, which finds this server by it in the ids
+MARK = re.compile("[0-9a-f]{8}")
 
 
-def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
+def make_blueprint(calls: ResponseCalls) -> Blueprint:
     blueprint = Blueprint("responses", __name__, url_prefix=PATH)
     register_store_errors(blueprint)
-    kept = calls.kept
+    blueprint.post("")(calls.create)
+    blueprint.post("/input_tokens")(calls.input_tokens)
+    blueprint.post("/compact")(calls.compact)
+    blueprint.get("/<response_id>")(calls.retrieve)
+    blueprint.delete("/<response_id>")(calls.delete)
+    blueprint.post("/<response_id>/cancel")(calls.cancel)
+    blueprint.get("/<response_id>/input_items")(calls.input_items)
+    return blueprint
 
-    @blueprint.post("")
+
+class ResponseCalls:
+    """The handlers, and what batches and the end of the server need of them. Raises ApiError, and
+    StoreError."""
+
+    def __init__(self, service: Service, generations: Generations, jobs: Jobs) -> None:
+        self._service = service
+        self._executor = ThreadPoolExecutor(1, "responses")
+        self._kept = Kept(jobs, service.config)
+        self._generations = generations
+        self._logs = EventLogs()
+        self._background = Background(service, self._kept, self._executor, self._logs)
+
+    def settle(self, timeout_s: float) -> None:
+        """Returns when the responses that were generated in the background are stored."""
+        last = self._executor.submit(int)  # in a queue that one thread works off
+        if wait([last], timeout_s).not_done:
+            log.error("responses are lost, they could not be stored within %g s", timeout_s)
+
+    def line(self, owner: str, body: dict[str, Any], arrival_s: float) -> Line:
+        """As a line of a batch: the response is in the batch's output, so it is kept for later
+        calls only where the line asks for it. Raises ApiError."""
+        if body.get("background"):
+            raise ApiError(
+                400, "field 'background' must be false or left out in a batch", param="background"
+            )
+        call = self._make(owner, body, arrival_s, stores=False)
+
+        def answers() -> Iterator[dict[str, Any] | None]:
+            for event in call.read():
+                if event is None:
+                    yield None
+            if call.stores:
+                try:
+                    self._kept.create(call)
+                except StoreError as error:
+                    raise explain(error) from error
+            yield dict(call.output.response)
+
+        return Line(self._service, call.generation, answers())
+
     @openai_errors(
         *GENERATING,
         404,
@@ -42,29 +117,42 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         whole=GeneratedResponse,
         events=Event | OpenAIError,
     )
-    def create() -> Response:
-        return calls.create(read_object(request, service.config.max_body_bytes), g.arrival_s)
+    def create(self) -> Response:
+        data = read_object(request, self._service.config.max_body_bytes)
+        mark = request.headers.get(MARK_HEADER, "")
+        if not MARK.fullmatch(mark):
+            mark = ""
+        call = self._make(presented_owner(), data, g.arrival_s, mark=mark)
+        if call.wanted.background:
+            return self._in_background(call)
+        self._service.submit(*call.generation.inferences, asked=call.wanted)
+        if call.wanted.stream:
+            return self._streamed(call)
+        self._service.wait(call.read(), *call.generation.inferences)
+        if call.stores:
+            self._kept.create(call)
+        return jsonify(call.output.response)
 
-    @blueprint.post("/input_tokens")
     @openai_errors(*GENERATING, 404, body=ResponseRequest, whole=InputTokens)
-    def input_tokens() -> Response:
-        asked = read_object(request, service.config.max_body_bytes)
+    def input_tokens(self) -> Response:
+        """Of a call that is not made."""
+        data = read_object(request, self._service.config.max_body_bytes)
+        asked = {**data, "store": False, "background": False}
+        call = self._make(presented_owner(), asked, g.arrival_s)
         told: InputTokens = {
             "object": "response.input_tokens",
-            "input_tokens": calls.input_tokens(asked, g.arrival_s),
+            "input_tokens": call.generation.prompt_tokens,
         }
         return jsonify(told)
 
-    @blueprint.post("/compact")
     @openai_errors(404)
-    def compact() -> Response:
+    def compact(self) -> Response:
         raise ApiError(
             404,
             f"{PATH}/compact is not offered; allowed: {PATH} with 'truncation' \"auto\", which "
             "leaves out the first items",
         )
 
-    @blueprint.get("/<response_id>")
     @openai_errors(
         *STORED,
         404,
@@ -75,22 +163,21 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
             "starting_after": {"type": "integer", "minimum": 0},
         },
     )
-    def retrieve(response_id: str) -> Response:
-        first = first_event()
-        _, response = present(response_id)
-        return jsonify(response) if first is None else calls.resume(response_id, first)
+    def retrieve(self, response_id: str) -> Response:
+        first = _first_event()
+        _, response = self._present(response_id)
+        return jsonify(response) if first is None else self._resume(response_id, first)
 
-    @blueprint.delete("/<response_id>")
     @openai_errors(*STORED, 404, whole=DeletedResponse)
-    def delete(response_id: str) -> Response:
-        calls.delete(response_id)
+    def delete(self, response_id: str) -> Response:
+        self._kept.delete(presented_owner(), response_id)
+        self._forget(response_id)
         told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return jsonify(told)
 
-    @blueprint.post("/<response_id>/cancel")
     @openai_errors(*STORED, 404, whole=GeneratedResponse)
-    def cancel(response_id: str) -> Response:
-        running, response = present(response_id)
+    def cancel(self, response_id: str) -> Response:
+        running, response = self._present(response_id)
         if not response["background"]:
             raise ApiError(
                 400,
@@ -98,19 +185,18 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
                 "another",
                 code="invalid_status",
             )
-        if running and kept.end({**response, "status": "cancelled"}):
-            calls.background.cancel(response_id)
-        return jsonify(present(response_id)[1])
+        if running and self._kept.end({**response, "status": "cancelled"}):
+            self._background.cancel(response_id)
+        return jsonify(self._present(response_id)[1])
 
-    @blueprint.get("/<response_id>/input_items")
     @openai_errors(
         *STORED,
         404,
         whole=InputItems,
         query={**AFTER, "limit": limit(MOST_LISTED), "order": {"enum": list(ORDERS)}},
     )
-    def input_items(response_id: str) -> Response:
-        items = kept.input_items(presented_owner(), response_id)
+    def input_items(self, response_id: str) -> Response:
+        items = self._kept.input_items(presented_owner(), response_id)
         if query_choice(request, "order", ORDERS, "desc") == "desc":
             items.reverse()
         most = query_limit(request, LISTED, MOST_LISTED)
@@ -131,28 +217,114 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
         }
         return jsonify(told)
 
-    def present(response_id: str) -> tuple[bool, GeneratedResponse]:
+    def _present(self, response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
-        running, response = kept.read(presented_owner(), response_id)
-        if running and calls.background.has_begun(response_id):
+        running, response = self._kept.read(presented_owner(), response_id)
+        if running and self._background.has_begun(response_id):
             response["status"] = "in_progress"
         return running, response
 
-    def first_event() -> int | None:
-        """The number of the first event of a stream; None where none is asked for."""
-        after = request.args.get("starting_after")
-        if after is not None and not NUMBER.fullmatch(after):
-            raise ApiError(
-                400,
-                f"'starting_after' must be the sequence_number of an event, got {show(after)}",
-                param="starting_after",
-            )
-        if query_choice(request, "stream", ("true", "false"), "false") == "true":
-            return 0 if after is None else int(after) + 1
-        if after is not None:
-            raise ApiError(
-                400, "'starting_after' needs 'stream' to be true", param="starting_after"
-            )
-        return None
+    def _resume(self, response_id: str, first: int) -> Response:
+        """The events of a response in the background from number `first` on."""
+        following = self._logs.follow(response_id, first)
+        if following is None:
+            raise ApiError(400, GONE, param="stream")
+        client = request.environ.get("gunicorn.socket")
+        unwatch = self._service.departures.watch(client, following.leave)
+        return stream_of(self._service, [following], following.read(), unwatch)
 
-    return blueprint
+    def _forget(self, response_id: str) -> None:
+        self._background.cancel(response_id)
+        self._logs.drop(response_id)
+
+    def _streamed(self, call: ResponseCall) -> Response:
+        output, first = call.output, call.generation.inferences[0]
+
+        def events() -> Iterator[bytes | None]:
+            for told in output.opening():
+                yield encoded(told)
+            try:
+                for found in call.read():
+                    yield None if found is None else encoded(found)
+                if call.stores:  # not in this thread, which may serve all streams
+                    stored = self._executor.submit(self._kept.create, call)
+                    stored.add_done_callback(lambda _: first.updated.set())
+                    while not stored.done():
+                        yield None
+                    stored.result()
+            except ApiError as error:
+                output.fail(error.message)
+            except StoreError as error:
+                output.fail(explain(error).message)
+            yield encoded(output.last())
+
+        return event_stream(self._service, call.generation.inferences, events(), error_shape)
+
+    def _in_background(self, call: ResponseCall) -> Response:
+        inferences = call.generation.inferences
+        queued = jsonify(call.output.response)  # as it is now
+        self._kept.create(call)
+        self._background.follow(call)
+        try:
+            self._service.submit(*inferences, asked=call.wanted)
+        except ApiError:
+            self._forget(call.id)
+            self._kept.delete(call.owner, call.id)
+            raise
+        g.pop("inferences", None)  # they continue: the log must not count them as cancelled
+        return self._resume(call.id, 0) if call.wanted.stream else queued
+
+    def _make(
+        self,
+        owner: str,
+        data: dict[str, Any],
+        arrival_s: float,
+        *,
+        mark: str = "",
+        stores: bool = True,
+    ) -> ResponseCall:
+        """`mark`: a part of the response's id. `stores`: the response is kept unless the call says
+        whether it is."""
+        refuse_by_name(data)
+        wanted = of_schema(data, ResponseRequest)
+        for kind in wanted.left_out:
+            self._generations.note(f"tools of type {show(kind)}", "left out of a response")
+        if wanted.store is not None:
+            stores = wanted.store
+        if wanted.background and not stores:
+            raise ApiError(400, "field 'background' needs 'store' not to be false", param="store")
+        previous = None
+        items: list[InputItem | OutputItem] = []
+        if wanted.previous_response_id is not None:
+            previous, items = self._kept.earlier(owner, wanted.previous_response_id)
+        own = stored_items(wanted.input)
+        generation = generation_of(
+            wanted, messages_of([*items, *own]), self._generations, arrival_s
+        )
+        if stores:
+            self._kept.require_room(owner, len(as_json(own)))
+        id = new_id(f"resp_{mark}" if mark else "resp")
+        name, defaults = self._generations.service.names[0], self._generations.service.defaults
+        response = begun(wanted, id, name, defaults, stores=stores)
+        spaces = {
+            name_in(space, one.name): (space, one.name)
+            for space, one in wanted.functions
+            if space is not None
+        }
+        return ResponseCall(owner, wanted, generation, Output(response, spaces), own, previous)
+
+
+def _first_event() -> int | None:
+    """The number of the first event of a stream; None where none is asked for."""
+    after = request.args.get("starting_after")
+    if after is not None and not NUMBER.fullmatch(after):
+        raise ApiError(
+            400,
+            f"'starting_after' must be the sequence_number of an event, got {show(after)}",
+            param="starting_after",
+        )
+    if query_choice(request, "stream", ("true", "false"), "false") == "true":
+        return 0 if after is None else int(after) + 1
+    if after is not None:
+        raise ApiError(400, "'starting_after' needs 'stream' to be true", param="starting_after")
+    return None
