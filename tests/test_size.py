@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9421,
+    "api": 9404,
     "benchmarks": 5988,
     "client": 8503,
     "deferred": 3567,
@@ -31,7 +31,7 @@ LINES = {
     "scheduling": 2479,
     "tests": 29420,
     "text": 2035,
-    "others": 8709,
+    "others": 8708,
 }
 PRODUCT_LINES = 42163  # all but tests, benchmarks and client
 SHORT_FILES = 45
