@@ -34,7 +34,7 @@ from text.tools.parsing import Parser
 
 log = logging.getLogger(__name__)
 
-Request = CompletionRequest | ChatRequest
+CallRequest = CompletionRequest | ChatRequest
 
 MOST_NOTED = 100  # fields and tools without effect that are logged
 FORCE = 1e9  # more than any logit
@@ -65,7 +65,7 @@ class Generation:
     """A valid call: its requests to the queue, and the format of its response. `may_end_early`:
     what was generated is read while it arrives, as it may end its requests."""
 
-    wanted: Request
+    wanted: CallRequest
     choices: Sequence[Choice]
     inferences: Sequence[Inference]  # of the choices
     form: Form
@@ -121,11 +121,11 @@ class Generations:
     """Makes generations, and answers with them. Raises ApiError for an invalid call."""
 
     def __init__(self, service: Service) -> None:
-        self.service = service
+        self._service = service
         self._noted: set[str] = set()
 
     def completion(self, data: dict[str, Any], arrival_s: float) -> Generation:
-        wanted, service = of_schema(data, CompletionRequest), self.service
+        wanted, service = of_schema(data, CompletionRequest), self._service
         self._require_offered(wanted)
         choices = wanted.n or 1
         if wanted.best_of not in (None, choices):
@@ -147,7 +147,7 @@ class Generations:
         return self._generation(wanted, prompts, form, arrival_s)
 
     def chat(self, data: dict[str, Any], arrival_s: float) -> Generation:
-        wanted, service = of_schema(data, ChatRequest), self.service
+        wanted, service = of_schema(data, ChatRequest), self._service
         self._require_offered(wanted)
         if wanted.top_logprobs is not None and not wanted.logprobs:
             raise ApiError(
@@ -175,7 +175,7 @@ class Generations:
 
     def answer(self, generation: Generation) -> Response:
         """Submits it, and answers with it whole or in a stream."""
-        service, inferences = self.service, generation.inferences
+        service, inferences = self._service, generation.inferences
         service.submit(*inferences, asked=generation.wanted)
         if generation.wanted.stream:
             return event_stream(service, inferences, generation.events(), error_shape)
@@ -199,7 +199,7 @@ class Generations:
     ) -> list[int]:
         """As the model's chat template writes it. `names`: that it also gets. `fit`: it must fit
         into the context."""
-        service, template = self.service, self.service.template
+        service, template = self._service, self._service.template
         if reserved := (names or {}).keys() & template.reserved:
             raise ApiError(
                 400,
@@ -221,16 +221,16 @@ class Generations:
 
     def _expected_ids(self, text: str) -> list[int]:
         """Of the answer that a client expects, as far as one can be."""
-        tokenizer, context = self.service.tokenizer, self.service.context
+        tokenizer, context = self._service.tokenizer, self._service.context
         kept = tokenizer.head(text, context)
         try:
-            with self.service.turns.of(len(kept)):
+            with self._service.turns.of(len(kept)):
                 return tokenizer.encode(kept)[:context]
         except EncodingError as error:
             raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
 
-    def _require_offered(self, wanted: Request) -> None:
-        service = self.service
+    def _require_offered(self, wanted: CallRequest) -> None:
+        service = self._service
         service.require_served(wanted.model)
         for name in wanted.model_extra or {}:
             self.note(f"the field {show(name)}", "unknown on /v1 and ignored")
@@ -242,11 +242,11 @@ class Generations:
         service.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
         service.require_ready()
 
-    def _most_tokens(self, wanted: Request, known: int) -> int:
+    def _most_tokens(self, wanted: CallRequest, known: int) -> int:
         """Tokens to generate after a prompt of `known` tokens."""
-        context = self.service.context
+        context = self._service.context
         room = context - known
-        limits = [room, self.service.defaults.max_new_tokens or room]
+        limits = [room, self._service.defaults.max_new_tokens or room]
         if isinstance(wanted, ChatRequest):
             field, most = "messages", wanted.max_completion_tokens or wanted.max_tokens
         else:
@@ -273,28 +273,28 @@ class Generations:
         return most
 
     def _rules(
-        self, wanted: Request, offer: Offer | None, place: Place
+        self, wanted: CallRequest, offer: Offer | None, place: Place
     ) -> tuple[Constraint | None, Callable[[], Parser] | None]:
         """What the answer must be behind its reasoning, and what finds reasoning and calls in it. A
         constraint is compiled: from then on it is accepted."""
         found, constraint, of_calls = wanted.constraint(), None, None
-        special_ids = self.service.tokenizer.special_ids
+        special_ids = self._service.tokenizer.special_ids
         if offer is not None:
-            found, of_calls = offer.rules(self.service.template.form, special_ids, found)
+            found, of_calls = offer.rules(self._service.template.form, special_ids, found)
         if found is not None:
             field, constraint = found
             if place != "none":
                 grammar = grammar_after_reasoning(rule_of(constraint), place, special_ids)
                 constraint = Constraint("lark", grammar)
-            self.service.require_compiled(constraint, field)
+            self._service.require_compiled(constraint, field)
         if place == "none":
             return constraint, of_calls
-        kept = self.service.config.reasoning == "text"
+        kept = self._service.config.reasoning == "text"
         return constraint, lambda: ReasoningParser(place, of_calls and of_calls(), kept=kept)
 
     def _generation(
         self,
-        wanted: Request,
+        wanted: CallRequest,
         prompts: Sequence[list[int]],
         form: Form,
         arrival_s: float,
@@ -303,7 +303,7 @@ class Generations:
         place: Place = "none",
         expected_ids: Sequence[int] = (),
     ) -> Generation:
-        service, number_each = self.service, wanted.n or 1
+        service, number_each = self._service, wanted.n or 1
         constraint, parser = self._rules(wanted, offer, place)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * number_each, prompt_tokens * number_each, "n")

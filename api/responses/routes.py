@@ -304,7 +304,7 @@ class ResponseCalls:
         if stores:
             self._kept.require_room(owner, len(as_json(own)))
         id = new_id(f"resp_{mark}" if mark else "resp")
-        name, defaults = self._generations.service.names[0], self._generations.service.defaults
+        name, defaults = self._service.names[0], self._service.defaults
         response = begun(wanted, id, name, defaults, stores=stores)
         spaces = {
             name_in(space, one.name): (space, one.name)
