@@ -74,33 +74,6 @@ def test_a_status_blames_the_server_only_where_it_failed(
     assert {outcome_of(status) for status in statuses} == {outcome}
 
 
-@pytest.mark.parametrize(
-    ("outcome", "requests", "attempts", "opened"),
-    [
-        (AttemptEnd.FAILURE, LEAST_FAILURES, 3, 1),  # the first that each was tried on
-        (AttemptEnd.UNREACHABLE, LEAST_FAILURES, 3, 3),
-        (AttemptEnd.SLOW, 10 * LEAST_FAILURES, 1, 0),
-        (AttemptEnd.BUSY, 10 * LEAST_FAILURES, 1, 0),
-        (AttemptEnd.DEPARTED, 10 * LEAST_FAILURES, 1, 0),
-    ],
-)
-def test_a_request_that_fails_everywhere_counts_once_and_what_proves_nothing_never(
-    outcome: AttemptEnd, requests: int, attempts: int, opened: int
-) -> None:
-    fleet = fleet_of(1, 1, 1)
-    dispatcher = dispatcher_over(fleet)
-    for _ in range(requests):
-        request = dispatcher.arrive("m", 0.0)
-        for attempt in range(attempts):
-            if attempt:
-                dispatcher.retry(request, 0.0)
-            if request.state is not RequestState.PLACED:  # all that it may try are open
-                break
-            dispatcher.release(request, outcome, 0.0)
-    states = [u.breaker.state(0.0) for u in fleet]
-    assert states == [BreakerState.OPEN] * opened + [BreakerState.CLOSED] * (3 - opened)
-
-
 @pytest.mark.parametrize(("outcome", "waves"), [("FAILURE", 2), ("UNREACHABLE", 9)])
 def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int) -> None:
     fleet = fleet_of(20, 20)
@@ -114,17 +87,6 @@ def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int)
             assert at(request) is dying
             dispatcher.release(request, AttemptEnd[outcome], 0.0)
             assert dispatcher.may_retry(request, 0.0)
-
-
-def test_the_first_byte_of_a_trial_serves_the_next_request_that_waits() -> None:
-    fleet = fleet_of(2)
-    dispatcher = dispatcher_over(fleet)
-    for _ in range(LEAST_FAILURES):
-        dispatcher.release(dispatcher.arrive("m", 0.0), AttemptEnd.UNREACHABLE, 0.0)
-    trial, waiting = dispatcher.arrive("m", 5.0), dispatcher.arrive("m", 5.0)
-    assert waiting.state is RequestState.WAITING
-    dispatcher.began(trial, 6.0)
-    assert at(waiting) is at(trial)
 
 
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
@@ -146,3 +108,9 @@ def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_l
         dispatcher.release(request, AttemptEnd.SUCCESS, 0.0)
         failed += 1
     assert failed == LEAST_FAILURES
+    closes = [AttemptEnd.SUCCESS, AttemptEnd.UNREACHABLE, AttemptEnd.SUCCESS, AttemptEnd.SUCCESS]
+    for number, outcome in enumerate(closes, 1):  # two successes in a row close it again
+        assert first.breaker.state(5.0 * number) is BreakerState.HALF_OPEN
+        request = dispatcher.arrive("m", 5.0 * number, only=first)
+        dispatcher.release(request, outcome, 5.0 * number)
+    assert first.breaker.state(20.0) is BreakerState.CLOSED

@@ -1,5 +1,5 @@
 """For any order of arrivals, ends, failures, departures, probes and time, the dispatcher's books
-close. The walk drives it as the data plane does and keeps its own account."""
+close. The walk drives it as the data plane does and keeps its own account, of the breakers too."""
 
 import random
 from collections import Counter
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.rules import budget
+from router.rules import breaker, budget
+from router.rules.breaker import BreakerState
 from router.rules.dispatch import Dispatcher
-from router.rules.fleet import Upstreams
+from router.rules.fleet import BREAKER_OPEN_S, Upstreams
 from router.rules.policies import LeastWork, PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
@@ -39,6 +40,43 @@ class Known:
     latency_s: float | None = None  # a moving average
     sent: list[int] = field(default_factory=list)  # seconds
     retried: list[int] = field(default_factory=list)
+    # of its breaker: those sent to it in this state, and when each failed by whom; None: it did not
+    state: BreakerState = BreakerState.CLOSED
+    open_until: float = 0.0
+    on_trial: bool = False
+    current: set[int] = field(default_factory=set)
+    verdicts: list[tuple[float, str | None]] = field(default_factory=list)
+    successes: int = 0
+
+    def turn(self, state: BreakerState) -> None:
+        self.state, self.on_trial, self.successes = state, False, 0
+        self.current, self.verdicts = set(), []
+
+    def at(self, now: float) -> BreakerState:
+        if self.state is BreakerState.OPEN and now >= self.open_until:
+            self.turn(BreakerState.HALF_OPEN)
+        return self.state
+
+    def judge(self, seq: int, now: float, client: str | None) -> bool:
+        """False if another server has to prove that the failure is not the client's."""
+        if seq not in self.current:
+            return True
+        self.verdicts = [one for one in self.verdicts if one[0] > now - breaker.WINDOW_S]
+        if client and [who for _, who in self.verdicts].count(client) >= breaker.FROM_ONE_CLIENT:
+            return False
+        self.verdicts = [*self.verdicts, (now, client)][-breaker.REMEMBERED :]
+        self.successes += client is None
+        recent, was_closed = [who for _, who in self.verdicts], self.state is BreakerState.CLOSED
+        good = recent.count(None)
+        opens = not client or bool({*recent} - {None, client})
+        if was_closed:
+            opens = len(recent) - good >= max(good, breaker.LEAST_FAILURES)
+        if client is not None and opens:
+            self.turn(BreakerState.OPEN)
+            self.open_until = now + BREAKER_OPEN_S
+        elif not was_closed and self.successes >= breaker.CLOSE_AFTER:
+            self.turn(BreakerState.CLOSED)
+        return opens or was_closed
 
     def observe(self, seconds: float) -> None:
         old = seconds if self.latency_s is None else self.latency_s
@@ -53,9 +91,8 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
-        self.outcomes = [*AttemptEnd, self.rng.choice([*AttemptEnd])] + [AttemptEnd.UNREACHABLE] * (
-            seed % 8
-        )
+        often = self.rng.choice([AttemptEnd.UNREACHABLE, AttemptEnd.FAILURE, AttemptEnd.SUCCESS])
+        self.outcomes = [*AttemptEnd, self.rng.choice([*AttemptEnd]), *[often] * (seed % 8)]
         self.fleet = Upstreams()
         self.requests: list[RoutedRequest] = []
         self.decisions: Counter[int] = Counter()
@@ -65,6 +102,7 @@ class Walk:
         self.placed_s: dict[int, float] = {}
         self.unserved: dict[str, float] = {}  # models that are waited for, and since when
         self.reached: set[int] = set()
+        self.unproven: dict[int, list[Known]] = {}  # of each that has failed
         self.dispatcher = Dispatcher(self.fleet, self.rng.choice(POLICIES)(), LIMITS, self.decided)
 
     def decided(self, request: RoutedRequest) -> None:
@@ -98,8 +136,16 @@ class Walk:
         assert request.state is RequestState.PLACED
         assert request.upstream is not None
         self.placed_s[request.seq] = self.now
+        known = self.known[request.upstream]
+        known.on_trial = known.at(self.now) is BreakerState.HALF_OPEN
+        known.current.add(request.seq)
         if len(request.tried) == 1:
-            self.known[request.upstream].sent.append(int(self.now))
+            known.sent.append(int(self.now))
+
+    def trial_ends(self, request: RoutedRequest) -> None:
+        if request.upstream is not None:
+            known = self.known[request.upstream]
+            known.on_trial &= request.seq not in known.current
 
     def in_state(self, *states: RequestState) -> list[RoutedRequest]:
         return [t for t in self.requests if t.state in states]
@@ -120,7 +166,8 @@ class Walk:
 
     def usable(self, upstream: Upstream) -> bool:
         known = self.known[upstream]
-        return known.ready and not known.draining and upstream.breaker.state(self.now).value < 2
+        opened = known.at(self.now) is BreakerState.OPEN
+        return known.ready and not known.draining and not opened
 
     def free(self, upstream: Upstream, deferred: bool) -> bool:
         held, limit = self.on(upstream), upstream.spec.limit
@@ -130,7 +177,7 @@ class Walk:
             and self.now >= self.known[upstream].paused_until
             and len(held) < limit
             and not (deferred and of_deferred >= max(1, limit // 2))
-            and upstream.breaker.admits(self.now)
+            and not self.known[upstream].on_trial
         )
 
     # --- the world --------------------------------------------------------------------------
@@ -189,6 +236,7 @@ class Walk:
                 deferred=deferred,
                 prefix=prefix,
                 only=only,
+                client=self.rng.choice(["", "a", "a", "b"]),
                 repeatable=self.rng.random() < 0.8,
             )
             self.requests.append(request)
@@ -224,6 +272,7 @@ class Walk:
 
     def first_byte(self) -> None:
         for request in self.some(RequestState.PLACED):
+            self.trial_ends(request)
             self.dispatcher.began(request, self.now)
             assert request.upstream is not None
             if not request.deferred:  # a server may pause it
@@ -238,6 +287,7 @@ class Walk:
             if pause is not None:
                 until = self.now + min(pause, MAX_PAUSE_S)
                 known.paused_until = max(known.paused_until, until)
+            self.judge(request, known, outcome)
             self.dispatcher.release(request, outcome, self.now, pause)
             with pytest.raises(RuntimeError, match="holds no place"):
                 self.dispatcher.release(request, outcome, self.now)
@@ -266,6 +316,20 @@ class Walk:
                 self.answers[request.seq] += 1
                 self.requests.remove(request)
 
+    def judge(self, request: RoutedRequest, known: Known, outcome: AttemptEnd) -> None:
+        self.trial_ends(request)
+        seq, first = request.seq, request.seq not in self.unproven
+        if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
+            known.judge(seq, self.now, None)
+        elif outcome is AttemptEnd.UNREACHABLE:
+            known.judge(seq, self.now, "")
+        elif outcome is AttemptEnd.FAILURE:
+            failed = self.unproven.setdefault(seq, [])
+            if not (first and known.judge(seq, self.now, request.client)):
+                failed.append(known)
+        for other in self.unproven.get(seq, []) if outcome is AttemptEnd.SUCCESS else ():
+            other.judge(seq, self.now, "")
+
     def back_off_ends(self) -> None:
         for request in self.some(RequestState.RELEASED):
             self.decisions[request.seq] = 0
@@ -277,6 +341,7 @@ class Walk:
 
     def client_leaves(self) -> None:
         for request in self.some(RequestState.WAITING, RequestState.PLACED, RequestState.RELEASED):
+            self.trial_ends(request)
             self.dispatcher.leave(request, self.now)
             self.waited.discard(request.seq)
             self.answers[request.seq] += 1
@@ -289,6 +354,7 @@ class Walk:
         models = {t.model for t in waiting if not any(map(self.usable, self.serving(t.model)))}
         self.unserved = {model: self.unserved.get(model, self.now) for model in models}
         for upstream, known in self.known.items():
+            assert upstream.breaker.state(self.now) is known.at(self.now)
             assert upstream.latency_s == pytest.approx(known.latency_s)
             held, limit = self.on(upstream), upstream.spec.limit
             assert upstream.in_flight == len(held) <= limit
@@ -330,9 +396,12 @@ class Walk:
         assert all(self.answers[t.seq] == 1 for t in self.requests), "never answered"
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(3000), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(400), pytest.param(range(3000), marks=pytest.mark.long)])
 def test_the_books_close_whatever_happens(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FLOOR": 1, "RATIO": 0.5, "WINDOW_S": 2}.items():  # it is often spent
         monkeypatch.setattr(budget, name, value)
+    for name, value in {"LEAST_FAILURES": 2, "FROM_ONE_CLIENT": 1, "WINDOW_S": 20}.items():
+        monkeypatch.setattr(breaker, name, value)
+    monkeypatch.setattr(breaker, "REMEMBERED", 4)
     for seed in seeds:
         Walk(seed).go(200)
