@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,20 +74,18 @@ def documented() -> Iterator[tuple[str, bool, list[str]]]:
             yield name, False, ["2" if word == "N" else word for word in shlex.split(span)]
 
 
+READ: Mapping[str, Callable[[list[str], Mapping[str, str]], object]] = {
+    "router": lambda args, environ: read_router(args, {"UPSTREAMS": "http://a:1", **environ}),
+    "launcher": read_launcher, "cluster": read_cluster, "model-server": read_model_server,
+}  # fmt: skip
+
+
 def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
-    match args:
-        case ["router", *rest]:
-            read_router(rest, {"UPSTREAMS": "http://a:1", **environ})
-        case ["launcher", *rest]:
-            read_launcher(rest, environ)
-        case ["cluster", *rest]:
-            read_cluster(rest, environ)
-        case ["model-server", *rest]:
-            read_model_server(rest, environ)
-        case ["--list-models"]:
-            pass
-        case _:
-            Config.from_args(args, environ)
+    name, *rest = args or [""]
+    if name in READ:
+        READ[name](rest, environ)
+    elif args != ["--list-models"]:
+        Config.from_args(args, environ)
 
 
 def play(args: Sequence[str]) -> None:
@@ -134,21 +132,20 @@ def exist(args: Sequence[str]) -> None:
 
 def ask(args: Sequence[str]) -> None:
     """The options of curl that the pages use."""
-    words, given, url = iter(args), dict[str, str](), ""
-    for word in words:
-        if word in ("-H", "-X", "-d"):
-            given[word] = next(words)
-        elif word not in ("-s", "-i", "-N"):
-            assert not url.startswith("-"), word
-            url = word if "://" in word else f"http://{word}"
-    method = given.get("-X") or ("POST" if "-d" in given else "GET")
-    path = method, urlsplit(url).path
+    curl = argparse.ArgumentParser()
+    for name in ("-H", "-X", "-d", "url"):
+        curl.add_argument(name)
+    for name in ("-s", "-i", "-N"):
+        curl.add_argument(name, action="store_true")
+    asked = curl.parse_args(args)
+    url = asked.url if "://" in asked.url else f"http://{asked.url}"
+    path = asked.X or ("POST" if asked.d else "GET"), urlsplit(url).path
     if path in ROUTERS_OWN:
-        json.loads(given.get("-d", "{}"))
-    elif "-d" not in given:
+        json.loads(asked.d or "{}")
+    elif asked.d is None:
         assert path in OPERATIONS
     else:
-        TypeAdapter(OPERATIONS[path].body).validate_json(given["-d"])
+        TypeAdapter(OPERATIONS[path].body).validate_json(asked.d)
 
 
 @pytest.mark.parametrize(

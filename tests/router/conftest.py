@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.forked import Forked
 from tests.support.process import PATIENCE_S, Server, eventually
@@ -84,14 +85,10 @@ class RouterProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum over all series of that name that carry the labels."""
-        total = 0.0
-        for line in self.get("/metrics").text.splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.partition("{")[0] == name and all(
-                f'{k}="{v}"' in series for k, v in labels.items()
-            ):
-                total += float(value)
-        return total
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        series = [sample for family in families for sample in family.samples]
+        found = [one for one in series if one.name == name and labels.items() <= one.labels.items()]
+        return sum(sample.value for sample in found)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

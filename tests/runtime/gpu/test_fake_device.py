@@ -122,13 +122,6 @@ def made(
     return model
 
 
-def graphs_of(model: Executor, rows: int) -> Graphs:
-    assert model.gpu is not None
-    model.gpu.record_graphs(rows)
-    assert model.gpu.graphs is not None
-    return model.gpu.graphs
-
-
 def run(
     sampling: Sampling, mask: Sequence[bool], dtype: torch.dtype, **of: Any
 ) -> tuple[Operators, Operators]:
@@ -170,7 +163,8 @@ def test_an_iteration_with_drafts_stays_on_the_device(monkeypatch: pytest.Monkey
     """A row whose token is in flight has none."""
     monkeypatch.setattr(Lookup, "draft", lambda _, most: [2] * most)
     model = made(2, torch.bfloat16)
-    recorded = graphs_of(model, 6)
+    assert model.gpu is not None
+    model.gpu.record_graphs(6)
     model.open([Opening(i, [1] * 20, 20, GREEDY) for i in range(2)])
     for i in range(2):
         model.start([Step(i, 0, 20, True, range(i * BLOCKS, (i + 1) * BLOCKS))], ())
@@ -178,7 +172,8 @@ def test_an_iteration_with_drafts_stays_on_the_device(monkeypatch: pytest.Monkey
         steps = [Step(i, 20, 1, True, (), drafts=2) for i in range(2)]
         outcome = model.start(steps, ()).result()
     assert not WAITING & set(found.names)
-    assert recorded.replayed == 3
+    assert model.gpu.graphs is not None
+    assert model.gpu.graphs.replayed == 3
     assert outcome.drafts == {0: Drafts(2, 0)}
     assert outcome.tokens == [[0], [0]]
 
