@@ -123,11 +123,8 @@ def test_a_false_header_is_refused_and_what_it_announces_is_not_read(
         opened.write(data)
         opened.truncate(len(data) + behind)
 
-    def counting(path: Path, mode: str) -> Counting:
-        return Counting(path, mode)
-
     monkeypatch.setattr(Counting, "taken", 0)
-    monkeypatch.setattr(Path, "open", counting)
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counting(path, mode))
     with pytest.raises(GGUFError) as refused:
         read_header(path)
     assert message in str(refused.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -89,9 +88,6 @@ class RouterProcess:
         series = [sample for family in families for sample in family.samples]
         found = [one for one in series if one.name == name and labels.items() <= one.labels.items()]
         return sum(sample.value for sample in found)
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
 
     def close(self) -> None:
         self.process.kill()

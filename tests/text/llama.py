@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.models.gguf_files import finish
 from tests.peers import asked
 from tests.text.strings import CHOSEN, mixed
 
@@ -62,10 +63,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, "llama")
     add_fields(writer, {**named(fields), **(others or {})})
     writer.add_tensor("a.weight", np.zeros((3, 2), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def add_fields(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:

@@ -24,17 +24,10 @@ from tests.support.openai_calls import (
     chunks,
     is_error,
 )
+from tests.text.tools.calls import TOOL
 
-WEATHER: Json = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 ADD: Json = {"type": "function", "function": {"name": "add"}}
-TOOLS = [WEATHER, ADD]
+TOOLS = [TOOL, ADD]
 FUNCTIONS = [tool["function"] for tool in TOOLS]
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -96,7 +89,7 @@ def test_without_parallel_calls_the_answer_ends_after_the_first(says: Says) -> N
     assert told["usage"]["completion_tokens"] == len(CALL.removesuffix("\n</tool_call>"))
 
 
-STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 
 
 @pytest.mark.parametrize(

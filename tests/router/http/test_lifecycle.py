@@ -23,7 +23,7 @@ def ending(net: Net, **options: Any) -> Iterator[tuple[RouterProcess, ScriptedUp
     with ThreadPoolExecutor(1) as pool:
         queued = pool.submit(router.post)
         eventually(lambda: router.waiting() == 1, "a queued request")
-        router.signal(signal.SIGTERM)
+        router.process.send_signal(signal.SIGTERM)
         yield router, upstream, running, queued
     assert router.process.wait(timeout=PATIENCE_S) == 0
 
@@ -57,14 +57,14 @@ def test_sighup_reads_the_file_again_and_running_streams_survive(net: Net, tmp_p
     router = net.router(upstreams_file=listed)
     running = router.streaming()
     listed.write_text(f"{new.url} limit=5")
-    router.signal(signal.SIGHUP)
+    router.process.send_signal(signal.SIGHUP)
     eventually(lambda: router.upstreams().get(new.url, {}).get("ready"), "the new upstream")
     assert [(u["url"], u["limit"]) for u in router.upstreams().values()] == [(new.url, 5)]
     assert router.post().headers["X-Upstream-Origin"] == new.url
     old.release()
     assert running.raw.read().endswith(b"data: [DONE]\n\n")
     listed.write_text("nonsense")
-    router.signal(signal.SIGHUP)
+    router.process.send_signal(signal.SIGHUP)
     eventually(lambda: router.logged("upstreams not read again"), "the refusal in the log")
     assert router.post().ok
 

@@ -12,6 +12,18 @@ from hypothesis import strategies as st
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
 from text.tools.parsing import CallPiece, Parser, Piece
 
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A town."}},
+            "required": ["city"],
+        },
+    },
+}
 NAMES = ("weather", "add")
 EACH_FORM = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 FORMS = st.sampled_from([HERMES, MISTRAL, LLAMA])

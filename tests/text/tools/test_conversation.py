@@ -11,22 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.hash_app import byte_tokenizer
 from tests.text.test_chat import hub_tokenizer
+from tests.text.tools.calls import TOOL
 from text.chat import ChatTemplate, load_chat_template
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
 from text.vocabulary import load_tokenizer
 
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "A town."}},
-            "required": ["city"],
-        },
-    },
-}
 CALL = {"name": "weather", "arguments": {"city": "Köln"}}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather?"},
