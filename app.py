@@ -99,7 +99,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
         return refusal(overload)
 
     def most() -> float:
-        if manager.ready or manager.recovers:
+        if manager.unavailable is None or manager.recovers:
             return at_once + queue.num_deferred
         return math.inf
 

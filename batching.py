@@ -18,22 +18,13 @@ from typing import cast
 
 from engine.blocks import Ledger
 from engine.failures import Failures
-from engine.front import Front
 from engine.inference import NO_DRAFTS, Inference
-from engine.iteration import (
-    ArrivalWait,
-    Iteration,
-    IterationWait,
-    ModelWait,
-    ServedRows,
-    Wait,
-    enter,
-)
+from engine.iteration import Iteration, ServedRows, Wait, enter
 from engine.lifecycle import Lifecycle
-from engine.queue import ReadOnly, RequestQueue
+from engine.queue import RequestQueue
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
-from records import History, IterationRecord, Recorder
+from records import End, History, IterationRecord, Recorder
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
 from seams import Advance, Clock, Model, OpeningError, Outcome, Pending, Plan, Policy, View
@@ -43,10 +34,12 @@ class EngineFailedError(Exception):
     """The loop has ended, since no request can be advanced any more; all requests failed."""
 
 
-class BatchingManager(Front):
+class BatchingManager:
     """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
 
-    Any thread may call what `Front` has. All else belongs to the thread of the loop.
+    What stands before "a step of the loop" is for any thread: handlers submit and cancel requests,
+    others ask how the engine is, and none of it waits for the loop. All that follows is for the
+    thread of the loop alone.
     """
 
     def __init__(
@@ -74,7 +67,7 @@ class BatchingManager(Front):
         self.max_resident = max_batch_size if max_resident is None else max_resident
         self.lookahead = lookahead
         self.speculation = speculation
-        self.model: Model | None = None
+        self.model: Model | None = None  # until it is loaded
         self.queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self.history = History(self.max_resident)
         self.in_flight: deque[Iteration] = deque()  # the oldest first
@@ -92,6 +85,98 @@ class BatchingManager(Front):
         self._life.ledger = ledger
         self.queue.open(model.context, ledger.num_blocks * ledger.block_tokens)
         self.model = model  # last: with it the server says that it is ready
+
+    # --- from any thread: state -------------------------------------------------------------
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why no requests are accepted; None while they are."""
+        if self._failures.verdict is not None:
+            return f"the server has failed: {self._failures.verdict}"
+        if self.model is None:
+            return "the model is still being loaded"
+        if (lost := self.model.lost) is not None:
+            return f"the model is lost: {lost}"
+        return "the server is shutting down" if self.queue.draining else None
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the model is lost and may return."""
+        lost = self.model is not None and self.model.lost is not None
+        return lost and not self.queue.draining and self._failures.verdict is None
+
+    @property
+    def policy(self) -> Policy:
+        """The present one: the first deferred request may replace it."""
+        return self._life.policy
+
+    @property
+    def memory(self) -> Ledger:
+        """The ledger; it has no blocks until there is a model."""
+        return self._life.ledger
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"waiting": self.queue.size, "running": len(self._life.resident)}
+
+    @property
+    def pending(self) -> int:
+        """Waiting requests that are not in the queue yet."""
+        return len(self.queue.pending)
+
+    @property
+    def serves_immediate(self) -> bool:
+        """Whether a connection waits for a queued or running request; nearly up to date."""
+        return self.queue.size + len(self._life.resident) > self._life.num_deferred
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the present busy period began; None while there is no request."""
+        return self.queue.busy_since_s
+
+    # --- from any thread: requests ----------------------------------------------------------
+
+    def enqueue(self, inference: Inference) -> None:
+        """Puts a request into the queue. Raises what `RequestQueue.put` raises."""
+        if not inference.stored:
+            inference.due_s = inference.arrival_s + self._life.request_timeout_s
+        self.queue.put(inference)
+
+    def enqueue_stored(self, inference: Inference) -> None:
+        """Like `enqueue`, for a request that the job store keeps until it is complete: the store
+        limits number and time, and the request takes no place in the queue."""
+        inference.stored = True
+        self.enqueue(inference)
+
+    def cancel(self, inference: Inference, end: End = "cancelled") -> None:
+        """Ends a request early: its client disconnected, or a stop string was found. Its place is
+        free within one iteration."""
+        self.queue.leave(inference, end)
+
+    def give_up_overdue(self, now_s: float) -> None:
+        """Answers requests that are past their limit, although the loop may hang."""
+        if self._life.request_timeout_s < math.inf:
+            self._life.give_up(now_s)
+
+    # --- from any thread: the end -----------------------------------------------------------
+
+    def give_up(self, verdict: str, now_s: float) -> None:
+        """The loop hangs, so the process must end: answers all clients."""
+        self._failures.verdict = verdict
+        self.queue.drain()
+        self._life.give_up(now_s, f"the server has failed: {verdict}")
+
+    def wake(self) -> None:
+        """The lost model is back."""
+        self.queue.wake()
+
+    def drain(self) -> None:
+        """Accepts no more requests; the loop returns when the accepted ones have ended."""
+        self.queue.drain()
+
+    def abort(self, reason: str) -> None:
+        """Fails all unfinished requests, with a message to their clients."""
+        self.queue.abort(reason)
 
     # --- a step of the loop -----------------------------------------------------------------
 
@@ -135,15 +220,15 @@ class BatchingManager(Front):
         now_s = life.take_in(now_s)
         alone = self._failures.alone() if self._failures.suspects else None
         if not (self.queue.waiting or life.resident):
-            return ArrivalWait()
+            return Wait()  # there are no requests
         if self.in_flight and (
             alone is not None
             or any(iteration.failed for iteration in self.in_flight)
             or all(inference.done for inference in life.resident.values())
         ):
-            return IterationWait()
+            return Wait()  # what is in flight has to end first
         if self.model.lost is not None:
-            return ModelWait(life.next_due_s)
+            return Wait(life.next_due_s)
         plan = self._plan(now_s, alone)
         return plan if isinstance(plan, Wait) else self._start(plan, now_s, lay_out)
 
@@ -151,7 +236,8 @@ class BatchingManager(Front):
         """Asks the policy, checks what it answers, and preempts what the plan preempts. `alone`:
         the request that must run alone, if there is one."""
         life = self._life
-        waiting, resident = self.queue.waiting, list(life.resident.values())
+        waiting: Sequence[Inference] = self.queue.waiting
+        resident = list(life.resident.values())
         if alone is not None:
             for other in resident:
                 if other is not alone:
@@ -160,7 +246,7 @@ class BatchingManager(Front):
         limit = self._failures.batch_limit
         view = View(
             now_s,
-            ReadOnly(waiting) if waiting else (),
+            waiting,
             resident,
             limit,
             life.ledger,
@@ -175,7 +261,7 @@ class BatchingManager(Front):
         if waiting:
             plan = life.without_siblings(plan)
         if any(life.is_in_flight(life.resident[request.id]) for request in plan.preempt):
-            return IterationWait()  # their blocks are being written
+            return Wait()  # their blocks are being written
         if self.in_flight:  # the last tokens of some requests, or tokens that others wait for
             steps = cast(Sequence[tuple[Inference, int]], plan.advance)
             may = [step for step in steps if not (step[0].done or step[0].must_wait)]
@@ -267,20 +353,15 @@ class BatchingManager(Front):
 
     def finish(self, now_s: float, outcome: Outcome | Exception) -> None:
         """Delivers the results of the oldest iteration in flight, stamped with the present time."""
-        iteration = self.in_flight.popleft()
-        self._life.ended += 1
+        iteration, life, memory = self.in_flight.popleft(), self._life, self._life.ledger
+        start_s, self._last_end_s = max(iteration.start_s, self._last_end_s), now_s
+        life.ended += 1
         if iteration.discarded or isinstance(outcome, Exception):
             self._failures.failed(iteration, outcome, now_s)
-        else:
-            self._deliver(iteration, outcome, now_s)
-        self._last_end_s = now_s
-
-    def _deliver(self, iteration: Iteration, outcome: Outcome, now_s: float) -> None:
-        life, memory = self._life, self._life.ledger
+            return
         outcome = iteration.wanted(outcome)
         sharing, own = memory.prefix_caching, life.policy.answers == "own"
         # before the responses, so that statistics include their tokens
-        start_s = max(iteration.start_s, self._last_end_s)
         record = iteration.complete(outcome, start_s, now_s)
         for recorder in self.recorders:
             life.tell(recorder.iteration, record)

@@ -82,7 +82,7 @@ def make_blueprint(service: Service) -> Blueprint:
         hello,
         lambda: service.stats.summary(service.clock(), manager),
         service.clock,
-        lambda: not manager.ready and not any(manager.counts.values()),
+        lambda: manager.unavailable is not None and not any(manager.counts.values()),
         service.config.watch_viewers,
     )
 

@@ -187,10 +187,10 @@ def run_bare(
         while coming and coming[0].arrival_s <= now():
             manager.enqueue(coming.popleft())
         if stored is not None:
-            if now() >= start_s + until_s and not coming and all(i.ended for i in inferences):
+            if now() >= start_s + until_s and not coming and all(i.end for i in inferences):
                 stored = None
                 for inference in deferred:
-                    if not inference.ended:
+                    if inference.end is None:
                         manager.cancel(inference)
             while stored is not None and manager.counts["waiting"] < backlog:
                 job = next(stored)

@@ -44,7 +44,7 @@ class _Table:
     """The blocks of a sequence, in the order of its positions."""
 
     blocks: list[int]
-    shareable: int = 0  # the full ones among them, which others may find
+    shareable: int  # the full ones among them, which others may find
 
 
 class Ledger(Memory):
@@ -111,20 +111,17 @@ class Ledger(Memory):
                 self._cached.pop(block, None)
                 self.sharers[block] = self.sharers.get(block, 0) + 1
         for request, hits in zip(requests, found, strict=True):
-            taken = self._take(self.admission(request) - len(hits))
-            self._assign(request, [*hits, *taken], len(hits))
+            self._assign(request, self.admission(request) - len(hits), hits)
         return [len(hits) * self.block_tokens for hits in found]
 
     def grow(self, steps: Iterable[Advance]) -> Mapping[int, Sequence[int]]:
         """Assigns residents the blocks that their next tokens need. Returns all blocks assigned
         since the last call, by sequence."""
-        new_blocks, self._new_blocks = self._new_blocks, {}
         if self.growth_tokens is not None:
             for step in steps:
                 if more := self.growth(step):
-                    id, taken = step.request.id, self._take(more)
-                    self._tables[id].blocks += taken
-                    new_blocks[id] = (*new_blocks.get(id, ()), *taken)
+                    self._assign(step.request, more)
+        new_blocks, self._new_blocks = self._new_blocks, {}
         return new_blocks
 
     def share(self, request: Request, computed: int) -> None:
@@ -218,32 +215,28 @@ class Ledger(Memory):
 
     # --- blocks -----------------------------------------------------------------------------
 
-    def _take(self, count: int) -> list[int]:
+    def _assign(self, request: Request, count: int, hits: Sequence[int] = ()) -> None:
+        """`count` further blocks for a sequence, which begins with `hits` if it has none yet."""
         while len(self._free) < count:
             block, _ = self._cached.popitem(last=False)
             del self._found[self._digest.pop(block)]
             self._free.append(block)
         taken = [self._free.pop() for _ in range(count)]
         self.sharers.update(dict.fromkeys(taken, 1))
-        return taken
-
-    def _assign(self, request: Request, blocks: list[int], shareable: int = 0) -> None:
-        self._tables[request.id] = _Table(blocks, shareable)
-        self._new_blocks[request.id] = tuple(blocks)
+        self._tables.setdefault(request.id, _Table([*hits], len(hits))).blocks += taken
+        self._new_blocks[request.id] = (*self._new_blocks.get(request.id, hits), *taken)
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
         """Digests of the first `count` full blocks, and of those computed earlier."""
         digests = self._digests.setdefault(request.id, [])
         sharer, size = cast(Sharer, request), self.block_tokens
+        # what two sequences must have in common besides their tokens
+        origin = sharer.salt if self.prefix_caching else f"{sharer.group} {sharer.salt}"
         for i in range(len(digests), count):
-            before = digests[-1] if digests else self._origin(sharer)
+            before = digests[-1] if digests else origin.encode()
             tokens = array("q", sharer.ids[i * size : (i + 1) * size]).tobytes()
             digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return digests
-
-    def _origin(self, sharer: Sharer) -> bytes:
-        """What two sequences must have in common besides their tokens."""
-        return (sharer.salt if self.prefix_caching else f"{sharer.group} {sharer.salt}").encode()
 
 
 class LedgerTrial(Trial):

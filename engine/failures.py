@@ -67,7 +67,7 @@ class Failures:
         if isinstance(error, DeviceMemoryError):
             self._shrink(iteration, error, now_s)
             return
-        self.iterations[phase_of(iteration.kinds(iteration.columns()))] += 1
+        self.iterations[phase_of(iteration.kinds())] += 1
         if isinstance(error, ModelLostError):
             self._lose(iteration, error, now_s)
             return
@@ -94,7 +94,9 @@ class Failures:
 
     def alone(self) -> Inference | None:
         """The request that must run alone until it receives a token."""
-        self.suspects = [i for i in self.suspects if not i.ended and i.known_at_loss == len(i.ids)]
+        self.suspects = [
+            i for i in self.suspects if i.end is None and i.known_at_loss == len(i.ids)
+        ]
         return self.suspects[0] if self.suspects else None
 
     def _judge(self, batch: Iterable[Inference], error: Exception) -> None:

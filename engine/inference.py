@@ -4,6 +4,7 @@ waits and the loop that advances the request share it."""
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -62,6 +63,7 @@ class Inference:
     sampling: Sampling
     arrival_s: float
     _: KW_ONLY
+    due_s: float = math.inf  # when its time is over; set by the manager
     end_ids: frozenset[int] = frozenset()  # generating one of these ends the request
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None  # after its arrival, as in seams.Request
@@ -123,10 +125,6 @@ class Inference:
     def finish(self, end: End) -> None:
         """No further token is wanted."""
         self.end, self.done = end, True
-
-    @property
-    def ended(self) -> bool:
-        return self.end is not None
 
     @property
     def predicted_tokens(self) -> int:

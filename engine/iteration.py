@@ -18,28 +18,10 @@ from seams import Columns, Drafts, Outcome, Pending, Served, Step
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can start before `until_s`, unless the queue or the model changes first. Used
-    directly for a time that the policy has set."""
+    """Nothing can start before `until_s`, unless the queue, the model or an iteration in flight
+    changes something first."""
 
     until_s: float = math.inf
-
-
-class ArrivalWait(Wait):
-    """There are no requests."""
-
-    __slots__ = ()
-
-
-class IterationWait(Wait):
-    """The next plan needs what an iteration in flight will change."""
-
-    __slots__ = ()
-
-
-class ModelWait(Wait):
-    """The model is lost and may return. At `until_s` a request reaches its time limit."""
-
-    __slots__ = ()
 
 
 @dataclass(slots=True)
@@ -75,14 +57,11 @@ class Iteration:
         for inference, step in zip(self.batch, self.steps, strict=True):
             if step.draw:
                 inference.known -= 1
-                inference.must_wait, inference.done = False, inference.ended
+                inference.must_wait, inference.done = False, inference.end is not None
 
-    def columns(self) -> Columns:
-        return Columns(*zip(*self.steps, strict=True))
-
-    def kinds(self, of: Columns) -> bytes:
+    def kinds(self) -> bytes:
         """Of its rows, before they receive tokens: indices of KINDS."""
-        rows = zip(self.batch, of.ids, of.starts, of.counts, of.draws, strict=True)
+        rows = zip(self.batch, self.steps, strict=True)
         return bytes(
             [
                 HELD
@@ -92,22 +71,22 @@ class Iteration:
                 else PREFILL
                 if draw and id in self.new
                 else CHUNK
-                for i, id, start, n, draw in rows
+                for i, (id, start, n, draw, _, _, _) in rows
             ]
         )
 
     def work(self) -> Work:
         """As planned, without drafts."""
-        of, beside = self.columns(), self.record.with_deferred
+        of, beside = Columns(*zip(*self.steps, strict=True)), self.record.with_deferred
         num_tokens, attended, context = counted(of.starts, of.counts)
         return Work(num_tokens, len(of.ids), sum(of.draws), attended, context, beside)
 
     def complete(self, outcome: Outcome, start_s: float, end_s: float) -> IterationRecord:
         """Its record, before its requests receive their tokens. It works column by column, which
         takes a third of the time of a loop over the rows."""
-        record, batch, of = self.record, self.batch, self.columns()
+        record, batch, of = self.record, self.batch, Columns(*zip(*self.steps, strict=True))
         record.num_tokens, record.attended, record.context = counted(of.starts, of.counts)
-        ids, counts, kinds = of.ids, of.counts, self.kinds(of)
+        ids, counts, kinds = of.ids, of.counts, self.kinds()
         slots = tuple([inference.slot for inference in batch])
         if self.paused:
             others, of_others = zip(*self.paused, strict=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from engine.blocks import Ledger
-from engine.inference import Cause, Inference
+from engine.inference import Inference
 from engine.queue import RequestQueue
 from records import Ended, History, Recorder
 from scheduling.contract import check_retired
@@ -46,6 +46,7 @@ class Lifecycle:
         self.recorders = recorders
         self.history = history
         self.request_timeout_s = request_timeout_s
+        self._too_late = f"not done {request_timeout_s:g} s after its arrival (--request-timeout)"
         self.ledger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
         self.started = self.ended = 0  # iterations, which end in order; the others are in flight
@@ -73,54 +74,47 @@ class Lifecycle:
         Returns the time, since some may have arrived after the clock was read."""
         if not self.queue.unread and now_s < self.next_due_s:
             return now_s
-        changes = self.queue.read()
-        now_s = max([now_s, *(inference.arrival_s for inference in changes.arrivals)])
-        for inference in changes.arrivals:
+        arrivals, departures, aborting = self.queue.read()
+        now_s = max([now_s, *(inference.arrival_s for inference in arrivals)])
+        for inference in arrivals:
             if inference.service_class == "deferred":
                 self.num_deferred += 1
                 if self._with_deferred is not None:  # this is the first one
                     self._follow(self._with_deferred(self.policy))
                     self._with_deferred = None
-            self.next_due_s = min(self.next_due_s, self._due_s(inference))
+            self.next_due_s = min(self.next_due_s, inference.due_s)
             inference.prefill_before = self.prefill_tokens
             if inference.predicted is None:
                 inference.predicted = self.lengths.predict(inference.user, inference.prompt_tokens)
             self.history.add(inference.arrived())
-        if changes.arrivals and self.queue.busy_since_s is None:
+        if arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a busy period do not lengthen it twice
-            first_s = min(inference.arrival_s for inference in changes.arrivals)
+            first_s = min(inference.arrival_s for inference in arrivals)
             self.queue.busy_since_s = max(first_s, self._idle_since_s)
         if overdue := self.next_due_s <= now_s:
             self._end_overdue(now_s)
-        for inference, end in changes.departures:
-            if not inference.ended:
+        for inference, end in departures:
+            if inference.end is None:
                 inference.finish(end)
                 # like an end token, a stop string ends a static row's response with its batch
                 if end != "stop" or self.policy.answers == "own":
                     self.answer(inference, now_s)
-        if changes.aborting is not None:
+        if aborting is not None:
             for inference in self.present():
                 inference.cause = "shutdown"
-            self.fail(self.present(), changes.aborting, now_s)
-        elif changes.departures or overdue:
+            self.fail(self.present(), aborting, now_s)
+        elif departures or overdue:
             self.drop_ended(now_s)
         return now_s
 
     def _end_overdue(self, now_s: float) -> None:
-        running = [inference for inference in self.present() if not inference.ended]
+        running = [inference for inference in self.present() if inference.end is None]
         for inference in running:
-            if self._due_s(inference) <= now_s:
+            if inference.due_s <= now_s:
                 inference.finish("failed")
                 inference.cause, inference.error = "timeout", self._too_late
                 self.answer(inference, now_s)
-        self.next_due_s = min((self._due_s(i) for i in running if not i.ended), default=math.inf)
-
-    @property
-    def _too_late(self) -> str:
-        return f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
-
-    def _due_s(self, inference: Inference) -> float:
-        return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
+        self.next_due_s = min((i.due_s for i in running if i.end is None), default=math.inf)
 
     # --- residents --------------------------------------------------------------------------
 
@@ -140,7 +134,8 @@ class Lifecycle:
         self.queue.remove_gone()
 
     def retire(self, now_s: float) -> None:
-        """Retires residents, and completes the responses that leave with them."""
+        """Retires residents, and completes the responses that leave with them. The busy period
+        ends with the last one."""
         if self.resident:
             residents = list(self.resident.values())
             retired = self.policy.retire(residents)
@@ -150,13 +145,23 @@ class Lifecycle:
                 if not self.is_in_flight(inference):  # or its blocks are still being written
                     self._release(inference)
                     self.answer(inference, now_s)
-        if not (self.resident or self.queue.waiting):
-            self._go_idle(now_s)
+        if self.resident or self.queue.waiting or (since_s := self.queue.busy_since_s) is None:
+            return
+        # in this order, or a reader in between would miss the whole busy period
+        for recorder in self.recorders:
+            self.tell(recorder.busy, since_s, now_s)
+        self.queue.busy_since_s, self._idle_since_s = None, now_s
+        if self.ledger.used:
+            log.critical(
+                "the KV ledger is wrong: the server is idle, and %d of %d blocks are in use",
+                self.ledger.used,
+                self.ledger.num_blocks,
+            )
 
     def preempt(self, inference: Inference, now_s: float) -> None:
         """Preempts a resident; it is recomputed later from its known tokens."""
         self._release(inference)
-        if inference.ended:  # it was only held in its batch and need not return
+        if inference.end is not None:  # it was only held in its batch and need not return
             self.answer(inference, now_s)
             return
         inference.computed = 0
@@ -188,7 +193,7 @@ class Lifecycle:
             (one.group, ledger.shareable(one))
             for one in self.resident.values()
             if one.group in groups
-            and not one.ended
+            and one.end is None
             and (self.is_in_flight(one) or one.id in advanced)
         ]
         for place, inference in enumerate(newcomers):
@@ -228,7 +233,7 @@ class Lifecycle:
 
     def fail(self, batch: Iterable[Inference], message: str, now_s: float) -> None:
         for inference in batch:
-            if not inference.ended:
+            if inference.end is None:
                 inference.finish("failed")
                 inference.error = message
             self.answer(inference, now_s)
@@ -255,7 +260,7 @@ class Lifecycle:
         self.ledger.forget(inference)
         if inference.end in ("length", "stop"):
             self.lengths.learn(inference.user, inference.prompt_tokens, inference.record.generated)
-        self.queue.note_end(now_s)
+        self.queue.ends_s.append(now_s)
         self.num_deferred -= inference.service_class == "deferred"
         for recorder in self.recorders:
             self.tell(recorder.request, inference.record)
@@ -263,46 +268,22 @@ class Lifecycle:
         inference.event.set()
         inference.updated.set()
 
-    def give_up_overdue(self, now_s: float) -> None:
-        """Gives up the requests that are past their limit. From any thread."""
-        if self.request_timeout_s < math.inf:
-            overdue = [i for i in self._everyone() if not i.ended and self._due_s(i) <= now_s]
-            self._give_up(overdue, self._too_late, "timeout", now_s)
-
-    def give_up(self, message: str, now_s: float) -> None:
-        """Answers all clients with an error, although the loop may hang. It still owns the
-        requests: if it continues, it ends and records them, as failed whatever they have received.
-        From any thread."""
-        self._give_up(self._everyone(), message, "shutdown", now_s)
-
-    def _everyone(self) -> list[Inference]:
-        return [*self.queue.everyone(), *list(self.resident.values())]
-
-    def _give_up(
-        self, inferences: Iterable[Inference], message: str, cause: Cause, now_s: float
-    ) -> None:
-        for inference in inferences:
+    def give_up(self, now_s: float, message: str | None = None) -> None:
+        """Answers all clients with an error, or without a message those whose requests are past
+        their limit, although the loop may hang. It still owns the requests: if it continues, it
+        ends and records them, as failed whatever they have received. From any thread."""
+        for inference in (*self.queue.everyone(), *list(self.resident.values())):
+            if message is None and (inference.end is not None or now_s < inference.due_s):
+                continue
             with self._answering:
                 if inference.record is not None:
                     continue
-                inference.error, inference.cause = message, cause
+                inference.error, inference.cause = message, "shutdown"
+                if message is None:
+                    inference.error, inference.cause = self._too_late, "timeout"
                 inference.record = inference.record_of("failed", now_s)
             inference.event.set()
             inference.updated.set()
-
-    def _go_idle(self, now_s: float) -> None:
-        if (busy_since_s := self.queue.busy_since_s) is None:
-            return
-        # in this order, or a reader in between would miss the whole busy period
-        for recorder in self.recorders:
-            self.tell(recorder.busy, busy_since_s, now_s)
-        self.queue.busy_since_s, self._idle_since_s = None, now_s
-        if self.ledger.used:
-            log.critical(
-                "the KV ledger is wrong: the server is idle, and %d of %d blocks are in use",
-                self.ledger.used,
-                self.ledger.num_blocks,
-            )
 
     @staticmethod
     def tell(receive: Callable[..., None], *what: object) -> None:

@@ -8,9 +8,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
-from typing import overload
+from collections.abc import Sized
 
 from engine.inference import DrainingError, Inference, OverloadedError, TooLongError
 from records import End
@@ -18,37 +16,6 @@ from records import End
 ENDS_KEPT = 64  # from which the present rate of completions is estimated
 DEFERRED_SHARE = 0.5  # of the queue, at most: deferred requests may wait for long
 RETRY_AFTER_S = 1.0, 60.0  # limits of Retry-After
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What happened since the loop last read the queue."""
-
-    arrivals: Sequence[Inference]
-    departures: Sequence[tuple[Inference, End]]
-    aborting: str | None
-
-
-class ReadOnly(Sequence[Inference]):
-    """Waiting requests for a policy, which cannot take any out of the queue by mistake."""
-
-    __slots__ = ("_requests",)
-
-    def __init__(self, requests: Sequence[Inference]) -> None:
-        self._requests = requests
-
-    @overload
-    def __getitem__(self, at: int) -> Inference: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Inference]: ...
-    def __getitem__(self, at: int | slice) -> Inference | Sequence[Inference]:
-        return self._requests[at]
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Inference]:
-        return iter(self._requests)
 
 
 class RequestQueue:
@@ -62,7 +29,8 @@ class RequestQueue:
         self.max_waiting = max_waiting
         self.max_waiting_deferred = max(1, int(max_waiting * DEFERRED_SHARE))
         self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
-        self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
+        # preempted ones first, then in order of arrival; policies see it and cannot change it
+        self.waiting: tuple[Inference, ...] = ()
         self.busy_since_s: float | None = None  # start of the present busy period; None while idle
         self.draining = False
         self.pending: Sized = ()  # requests that are not handled yet, in the intake
@@ -74,20 +42,15 @@ class RequestQueue:
         self._capacity: tuple[int, int] | None = None  # tokens of context and of KV memory
         self._numbers = itertools.count()
         self._counted = 0  # waiting requests, arrivals included, without stored ones
-        self._deferred = 0  # of the counted
+        self.num_deferred = 0  # of the counted
         self._prompt_tokens = 0  # of the counted
-        self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
+        self.ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
 
     # --- from any thread --------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         return len(self._arrivals) + len(self.waiting) + len(self.pending)
-
-    @property
-    def num_deferred(self) -> int:
-        """Waiting requests of that class, without stored ones."""
-        return self._deferred
 
     def overload_pending(self) -> OverloadedError | None:
         """Why a further request may not even be pending; None if it may."""
@@ -97,7 +60,7 @@ class RequestQueue:
 
     def everyone(self) -> list[Inference]:
         with self._changed:
-            return self.waiting + self._arrivals
+            return [*self.waiting, *self._arrivals]
 
     def open(self, context: int, kv_tokens: int) -> None:
         """There is a model: requests that fit into its context and KV memory are accepted from now
@@ -115,32 +78,29 @@ class RequestQueue:
             inference.id = next(self._numbers)
             self._arrivals.append(inference)
             self._count(inference, 1)
-            self._tell()
+            self.wake()
 
     def leave(self, inference: Inference, end: End) -> None:
         with self._changed:
             self._departures.append((inference, end))
-            self._tell()
+            self.wake()
 
     def drain(self) -> None:
         with self._changed:
             self.draining = True
-            self._tell()
+            self.wake()
 
     def abort(self, reason: str) -> None:
         with self._changed:
             self.draining = True
             self._aborting = reason
-            self._tell()
+            self.wake()
 
     def wake(self) -> None:
-        """Wakes the loop, since something changed elsewhere."""
+        """Wakes the loop, since something changed here or elsewhere."""
         with self._changed:
-            self._tell()
-
-    def _tell(self) -> None:
-        self.unread = True
-        self._changed.notify()
+            self.unread = True
+            self._changed.notify()
 
     def _require_possible(self, inference: Inference) -> None:
         if not inference.prompt_tokens or inference.max_tokens < 1:
@@ -166,7 +126,7 @@ class RequestQueue:
         if self._counted >= self.max_waiting:
             return self._too_many
         most_deferred = self.max_waiting_deferred
-        if inference.service_class == "deferred" and self._deferred >= most_deferred:
+        if inference.service_class == "deferred" and self.num_deferred >= most_deferred:
             return f"{most_deferred} deferred requests are waiting already, half of --max-waiting"
         # an empty queue accepts a longer prompt, which would otherwise never be accepted
         prompts, own = self._prompt_tokens, inference.prompt_tokens
@@ -186,7 +146,7 @@ class RequestQueue:
         """How long the present queue takes at the rate of the newest completions."""
         least_s, most_s = RETRY_AFTER_S
         since_s = self.busy_since_s
-        ends_s = [end_s for end_s in list(self._ends_s) if since_s is not None and end_s > since_s]
+        ends_s = [end_s for end_s in list(self.ends_s) if since_s is not None and end_s > since_s]
         if len(ends_s) < 2:
             return least_s
         interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
@@ -197,16 +157,17 @@ class RequestQueue:
         """`one`: 1 for a request that begins to wait, -1 for one that stops."""
         if not inference.stored:
             self._counted += one
-            self._deferred += one * (inference.service_class == "deferred")
+            self.num_deferred += one * (inference.service_class == "deferred")
             self._prompt_tokens += one * inference.prompt_tokens
 
     # --- the loop's thread ------------------------------------------------------------------
 
-    def read(self) -> Changes:
-        """Adds arrivals to the waiting requests."""
+    def read(self) -> tuple[list[Inference], list[tuple[Inference, End]], str | None]:
+        """Adds arrivals to the waiting requests. Returns what happened since the last call:
+        arrivals, departures, and the reason to abort."""
         with self._changed:
-            changes = Changes(self._arrivals, self._departures, self._aborting)
-            self.waiting += self._arrivals
+            changes = self._arrivals, self._departures, self._aborting
+            self.waiting += tuple(self._arrivals)
             self._arrivals, self._departures, self._aborting = [], [], None
             self.unread = False
         return changes
@@ -224,9 +185,9 @@ class RequestQueue:
 
     def remove_gone(self) -> list[Inference]:
         """Removes the requests that were admitted or have ended, and returns them."""
-        leaving = [i for i in self.waiting if i.resident or i.ended]
+        leaving = [i for i in self.waiting if i.resident or i.end is not None]
         with self._changed:
-            self.waiting = [i for i in self.waiting if not (i.resident or i.ended)]
+            self.waiting = tuple([i for i in self.waiting if not i.resident and i.end is None])
             for inference in leaving:
                 self._count(inference, -1)
         return leaving
@@ -235,8 +196,5 @@ class RequestQueue:
         """Returns a preempted request: before requests that never ran, and in order of age."""
         earlier = sum(i.num_preemptions > 0 and i.id < inference.id for i in self.waiting)
         with self._changed:
-            self.waiting.insert(earlier, inference)
+            self.waiting = (*self.waiting[:earlier], inference, *self.waiting[earlier:])
             self._count(inference, 1)
-
-    def note_end(self, now_s: float) -> None:
-        self._ends_s.append(now_s)

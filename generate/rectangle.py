@@ -29,7 +29,7 @@ class RectangleLedger(Ledger):
             trial.take(Advance(request, 0))
         self._free.sort(reverse=True)  # the lowest block is taken first
         for request in requests:
-            self._assign(request, self._take(trial.row_blocks))
+            self._assign(request, trial.row_blocks)
         return [0] * len(requests)
 
 

@@ -193,7 +193,7 @@ def test_while_the_model_is_away_nobody_is_taken_in_and_timeouts_run_on(mode: Mo
     check_closed(world)
     assert inference.cause == "timeout"
     world.away(None)
-    assert world.manager.ready
+    assert world.manager.unavailable is None
     world.away("gone")
     world.manager.queue.drain()
     assert not world.manager.recovers

@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_until_places_come_back(
     world.manager.drain()
     with pytest.raises(DrainingError, match="shutting down"):
         world.submit([3], 3)
-    assert not world.manager.ready
+    assert world.manager.unavailable is not None
 
 
 @every_mode_and_policy

@@ -75,14 +75,14 @@ def serve(
         while coming and coming[0].arrival_s <= step:
             manager.enqueue(coming.popleft())
         for inference in (leaving or {}).get(step, ()):
-            if not inference.ended:
+            if inference.end is None:
                 manager.cancel(inference)
         before()
         wait = manager.step(MODES[mode].lay_out, lambda now=step: float(now))  # type: ignore[misc]
         if isinstance(wait, Wait) and not coming:
             break
     assert ledger.used == 0
-    assert all(inference.ended for inference in inferences)
+    assert all(inference.end is not None for inference in inferences)
     return tally
 
 

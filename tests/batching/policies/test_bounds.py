@@ -132,11 +132,11 @@ def test_nobody_waits_for_ever_whatever_the_others_tell_the_policy(
     long = world.submit([2] * 20, 24, **own)
     for _ in range(2000):
         world.step()
-        if long.ended:
+        if long.end is not None:
             break
         world.submit([3], 1, **next(told))
         world.submit([4], 2, **next(told))
-    assert long.ended
+    assert long.end is not None
     world.run()
     check_closed(world)
     assert long.end == "length"
