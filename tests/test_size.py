@@ -31,7 +31,7 @@ LINES = {
     "scheduling": 2479,
     "tests": 29365,
     "text": 2035,
-    "others": 8708,
+    "others": 8585,
 }
 PRODUCT_LINES = 42163  # all but tests, benchmarks and client
 SHORT_FILES = 45
