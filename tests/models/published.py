@@ -1,96 +1,22 @@
 """Checkpoints as their authors publish them: all fields of `config.json`, the names of the weights,
 the steps of the tokenizer and the settings beside it. Sizes are small, sentences are ours.
 
-Ids are written as the tokens that have them. Facts about one checkpoint are one entry of PUBLISHED.
+`files` has one of each family as it is published, with ids written as the tokens that have them.
+What others have instead is said here: facts about one checkpoint are one entry of PUBLISHED.
 """
 
 # ruff: noqa: RUF001 - some names of tokens have a wide bar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+FILES = Path(__file__).with_name("files")
 Fields = dict[str, Any]
-
-CHATML = """\
-{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] \
-+ '<|im_end|>' + '\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-INST = """\
-{{ bos_token }}{% for message in messages %}
-{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-{{- raise_exception('roles must alternate') }}{% endif %}
-{%- if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
-{%- else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"""
-ROLES = """\
-{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\\n' + message['content'] + eos_token }}
-{% else %}
-{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-HEADERS = """\
-{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}{% set date_string = strftime_now("%Y") %}{% endif %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "<|eot_id|>" }}
-{%- if tools is not none %}{{ tools[0] | tojson(indent=4) }}{% endif %}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-    {{- message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}"""
-MASKED = """\
-{%- set mode = "/think" if enable_thinking is not defined or enable_thinking else "/no_think" %}
-{{- "<|im_start|>system\\n" + strftime_now("%Y") + mode + "<|im_end|>\\n" }}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else "" %}
-    {%- if message.role == "assistant" %}
-        {% generation %}
-        {{- "<|im_start|>assistant\\n" + content.lstrip("\\n") + "<|im_end|>\\n" }}
-        {% endgeneration %}
-    {%- else %}
-        {{- "<|im_start|>" + message.role + "\\n" + content + "<|im_end|>\\n" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}"""
-THINKING = """\
-{%- set ns = namespace(last=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-{%- if message.role == "user" and not message.content.startswith('<tool_response>') %}
-{%- set ns.last = messages|length - loop.index %}{% break %}{% endif %}{% endfor %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content.split('</think>')[-1].lstrip('\\n') }}
-{{- '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}
-{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
-TURNS = """\
-{{ bos_token }}
-{%- for message in messages -%}
-{%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
-{{ '<start_of_turn>' + role + '\\n' }}
-{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- endif -%}
-{{ '<end_of_turn>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"""
-DEEPSEEK = """\
-{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
-{{bos_token}}{% for message in messages %}{% if message['role'] == 'user' %}
-{{'<｜User｜>' + message['content']}}{% else %}{% set content = message['content'] %}
-{{'<｜Assistant｜>' + content.split('</think>')[-1]}}{{'<｜end▁of▁sentence｜>'}}{% endif %}
-{% endfor %}
-{% if add_generation_prompt %}{{'<｜Assistant｜><think>\\n'}}{% endif %}"""
-ENDED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -111,62 +37,27 @@ class Checkpoint:
     refused: str = ""  # the sentence
 
 
-GPT2: Fields = {
-    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
-    "bos_token_id": "<|endoftext|>", "embd_pdrop": 0.1, "eos_token_id": "<|endoftext|>",
-    "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024,
-    "n_embd": 768, "n_head": 12, "n_inner": None, "n_layer": 12, "n_positions": 1024,
-    "reorder_and_upcast_attn": False, "resid_pdrop": 0.1, "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.1,
-    "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
-    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
-    "transformers_version": "4.30.0", "use_cache": True, "vocab_size": 50257,
-}  # fmt: skip
-GPT2_2019 = {name: GPT2[name] for name in GPT2 if name not in (
-    "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
-    "transformers_version", "n_inner", "use_cache")}  # fmt: skip
-DISTILGPT2 = {k: v for k, v in GPT2_2019.items() if k not in (
-    "model_type", "bos_token_id", "eos_token_id")} | {
-    "finetuning_task": None, "num_labels": 1, "output_attentions": False, "use_bfloat16": False,
-    "output_hidden_states": False, "pruned_heads": {}, "torchscript": False, "n_layer": 6,
-}  # fmt: skip
-NAMED_GPT2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>",
-              "unk_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}  # fmt: skip
-MASK = ("attn.bias", (1, 1, 8, 8)), ("attn.masked_bias", ())
-INV_FREQ = (("self_attn.rotary_emb.inv_freq", (4,)),)
+def read(path: str) -> Fields:
+    fields: Fields = json.loads((FILES / f"{path}.json").read_text())
+    return fields
 
-LLAMA: Fields = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": "<s>", "eos_token_id": "</s>", "hidden_act": "silu", "hidden_size": 4096,
-    "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
-    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-    "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
-    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.31.0",
-    "use_cache": True, "vocab_size": 32000,
-}  # fmt: skip
-LLAMA3: Fields = LLAMA | {
-    "bos_token_id": "<|begin_of_text|>", "eos_token_id": "<|end_of_text|>", "head_dim": 128,
-    "intermediate_size": 14336, "max_position_embeddings": 8192, "mlp_bias": False,
-    "num_key_value_heads": 8, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA31: Fields = LLAMA3 | {
-    "max_position_embeddings": 131072,
-    "rope_scaling": {
-        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3",
-        "original_max_position_embeddings": 8192,
-    },
-}  # fmt: skip
-_LLAMA31_ENDS = ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
-LLAMA31_INSTRUCT: Fields = LLAMA31 | {"eos_token_id": _LLAMA31_ENDS}
-LLAMA31_GENERATION: Fields = {
-    "bos_token_id": "<|begin_of_text|>", "eos_token_id": _LLAMA31_ENDS, "do_sample": True,
-    "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.42.3",
-}  # fmt: skip
-LLAMA3_TOKENS: Fields = {
-    "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>",
-    "clean_up_tokenization_spaces": True, "model_input_names": ["input_ids", "attention_mask"],
-    "model_max_length": 131072, "tokenizer_class": "PreTrainedTokenizerFast",
-}  # fmt: skip
+
+def template(family: str) -> str:
+    return (FILES / family / "chat_template.jinja").read_text().removesuffix("\n")
+
+
+def of_folder(family: str, tokenizer: str, **others: Any) -> Checkpoint:
+    found = {path.name for path in (FILES / family).iterdir()}
+    if "generation_config.json" in found:
+        others["generation"] = read(f"{family}/generation_config")
+    if "chat_template.jinja" in found:
+        others["template"] = template(family)
+    config, settings = (read(f"{family}/{name}") for name in ("config", "tokenizer_config"))
+    return Checkpoint(config, tokenizer, settings, **others)
+
+
+def without(fields: Fields, *names: str) -> Fields:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def token(content: str) -> Fields:
@@ -175,126 +66,33 @@ def token(content: str) -> Fields:
     return {"__type": "AddedToken", "content": content, **flags}
 
 
-LLAMA_TOKENS: Fields = {
-    "add_bos_token": True, "add_eos_token": False, "bos_token": token("<s>"),
-    "clean_up_tokenization_spaces": False, "eos_token": token("</s>"), "legacy": False,
-    "model_max_length": 10**30, "pad_token": None, "sp_model_kwargs": {},
-    "tokenizer_class": "LlamaTokenizer", "unk_token": token("<unk>"),
+_gpt2 = of_folder("gpt2", "gpt2, 4")
+_llama2 = of_folder("llama-2", "llama 2", buffers=(("self_attn.rotary_emb.inv_freq", (4,)),))
+_llama31 = of_folder("llama-3.1-instruct", "llama 3")
+_mistral = of_folder("mistral", "llama 2")
+_qwen = of_folder("qwen2.5", "qwen", rows=7)
+_qwen3 = of_folder("qwen3", "qwen", rows=7)
+_gemma = of_folder("gemma-3-270m", "gemma", rows=-1)
+MASK = ("attn.bias", (1, 1, 8, 8)), ("attn.masked_bias", ())
+GPT2, LLAMA, LLAMA_TOKENS = _gpt2.config, _llama2.config, _llama2.settings
+GPT2_2019 = without(
+    GPT2, "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+    "transformers_version", "n_inner", "use_cache",
+)  # fmt: skip
+LLAMA3 = read("llama-3/config")
+LLAMA31 = _llama31.config | {"eos_token_id": "<|end_of_text|>"}
+MISTRAL, QWEN2, QWEN3, GEMMA = (one.config for one in (_mistral, _qwen, _qwen3, _gemma))
+DEEPSEEK: Fields = {
+    "settings": read("deepseek-r1/tokenizer_config"), "template": template("deepseek-r1"),
+    "generation": read("deepseek-r1/generation_config"),
 }  # fmt: skip
-MISTRAL: Fields = {k: v for k, v in LLAMA.items() if k not in (
-    "attention_bias", "pretraining_tp", "rope_scaling")} | {
-    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "intermediate_size": 14336,
-    "num_key_value_heads": 8, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
-    "sliding_window": None,
-}  # fmt: skip
-MISTRAL_TOKENS = LLAMA_TOKENS | {
-    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-    "use_default_system_prompt": False, "additional_special_tokens": [],
-    "spaces_between_special_tokens": False,
-}  # fmt: skip
-QWEN2: Fields = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
-    "bos_token_id": "<|endoftext|>", "eos_token_id": "<|im_end|>", "hidden_act": "silu",
-    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008,
-    "max_position_embeddings": 32768, "max_window_layers": 36, "model_type": "qwen2",
-    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
-    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.43.1",
-    "use_cache": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
-QWEN3: Fields = {k: v for k, v in QWEN2.items() if k != "use_mrope"} | {
-    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128,
-    "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
-    "num_key_value_heads": 8, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
-}  # fmt: skip
-QWEN_TOKENS: Fields = {
-    "add_bos_token": False, "add_prefix_space": False, "bos_token": None, "errors": "replace",
-    "additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>",
-    "clean_up_tokenization_spaces": False, "model_max_length": 131072,
-    "split_special_tokens": False, "pad_token": "<|endoftext|>",
-    "tokenizer_class": "Qwen2Tokenizer", "unk_token": None,
-}  # fmt: skip
-QWEN_GENERATION: Fields = {
-    "bos_token_id": "<|endoftext|>", "pad_token_id": "<|endoftext|>", "do_sample": True,
-    "eos_token_id": ["<|im_end|>", "<|endoftext|>"], "repetition_penalty": 1.05,
-    "temperature": 0.7, "top_p": 0.8, "top_k": 20, "transformers_version": "4.37.0",
-}  # fmt: skip
-DEEPSEEK_TOKENS: Fields = {
-    "add_bos_token": True, "add_eos_token": False, "bos_token": token("<｜begin▁of▁sentence｜>"),
-    "clean_up_tokenization_spaces": False, "eos_token": token("<｜end▁of▁sentence｜>"),
-    "legacy": True, "model_max_length": 16384, "pad_token": token("<｜end▁of▁sentence｜>"),
-    "sp_model_kwargs": {}, "unk_token": None, "tokenizer_class": "LlamaTokenizerFast",
-}  # fmt: skip
-DEEPSEEK_GENERATION: Fields = {
-    "_from_model_config": True, "bos_token_id": "<｜begin▁of▁sentence｜>",
-    "eos_token_id": "<｜end▁of▁sentence｜>", "do_sample": True, "temperature": 0.6, "top_p": 0.95,
-    "transformers_version": "4.39.3",
-}  # fmt: skip
-GEMMA: Fields = {
-    "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
-    "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": "<bos>",
-    "eos_token_id": "<end_of_turn>", "final_logit_softcapping": None, "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "initializer_range": 0.02,
-    "intermediate_size": 2048,
-    "layer_types": [("full" if i % 6 == 5 else "sliding") + "_attention" for i in range(18)],
-    "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
-    "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": "<pad>",
-    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
-    "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
-    "torch_dtype": "float16", "transformers_version": "4.55.4", "unsloth_version": "2025.8.9",
-    "use_bidirectional_attention": False, "use_cache": True, "vocab_size": 262144,
-}  # fmt: skip
-GEMMA_1B: Fields = {k: v for k, v in GEMMA.items() if k not in (
-    "_sliding_window_pattern", "layer_types", "unsloth_version", "use_bidirectional_attention")} | {
-    "cache_implementation": "hybrid", "eos_token_id": ["<eos>", "<end_of_turn>"],
-    "hidden_size": 1152, "num_hidden_layers": 26, "rope_local_base_freq": 10000,
-    "rope_theta": 1000000, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
-}  # fmt: skip
-GEMMA_TOKENS: Fields = {
-    "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>",
-    "boi_token": "<start_of_turn>", "clean_up_tokenization_spaces": False,
-    "extra_special_tokens": {"boi_token": "<start_of_turn>", "image_token": "<image_soft_token>"},
-    "image_token": "<image_soft_token>", "model_max_length": 10**30, "pad_token": "<pad>",
-    "processor_class": "Gemma3Processor", "sp_model_kwargs": None, "unk_token": "<unk>",
-    "spaces_between_special_tokens": False, "tokenizer_class": "GemmaTokenizer",
-    "use_default_system_prompt": False,
-}  # fmt: skip
-GEMMA_GENERATION: Fields = {
-    "cache_implementation": "hybrid", "do_sample": True, "top_k": 64, "top_p": 0.95,
-    "eos_token_id": ["<eos>", "<end_of_turn>"], "transformers_version": "4.50.0.dev0",
-}  # fmt: skip
-SMOLLM3: Fields = {k: v for k, v in QWEN3.items() if k != "head_dim"} | {
-    "architectures": ["SmolLM3ForCausalLM"], "bos_token_id": "<|begin_of_text|>", "mlp_bias": False,
-    "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
-    "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
-    "pad_token_id": "<|end_of_text|>", "num_key_value_heads": 4, "pretraining_tp": 2,
-    "rope_theta": 5000000.0, "vocab_size": 128256,
-}  # fmt: skip
-SMOLLM3.pop("tie_word_embeddings")
-SMOLLM2: Fields = LLAMA | {
-    "eos_token_id": "<|im_end|>", "bos_token_id": "<|im_start|>", "head_dim": 64,
-    "hidden_size": 576, "is_llama_config": True, "intermediate_size": 1536,
-    "max_position_embeddings": 8192, "mlp_bias": False, "num_attention_heads": 9,
-    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": "<|im_end|>",
-    "rope_interleaved": False, "rope_theta": 100000, "tie_word_embeddings": True,
-    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
-    "vocab_size": 49152,
-}  # fmt: skip
-NAMED_CHATML = {"eos_token": "<|im_end|>", "chat_template": CHATML}
-
-_gpt2 = Checkpoint(GPT2, "gpt2, 4", NAMED_GPT2 | {"model_max_length": 1024})
-_llama2 = Checkpoint(LLAMA, "llama 2", LLAMA_TOKENS, template=INST, buffers=INV_FREQ)
-_llama31 = Checkpoint(LLAMA31_INSTRUCT, "llama 3", LLAMA3_TOKENS | {"chat_template": HEADERS},
-                      LLAMA31_GENERATION)  # fmt: skip
-_mistral = Checkpoint(MISTRAL, "llama 2", MISTRAL_TOKENS | {"chat_template": INST})
-_qwen = Checkpoint(QWEN2, "qwen", QWEN_TOKENS | {"chat_template": CHATML}, QWEN_GENERATION, rows=7)
-_qwen3 = replace(_qwen, config=QWEN3, settings=QWEN_TOKENS | {"chat_template": THINKING})
-_gemma = Checkpoint(GEMMA, "gemma", GEMMA_TOKENS, template=TURNS, rows=-1)
+CHATML, INST = (one.settings["chat_template"] for one in (_qwen, _mistral))
+ENDED = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
 
 PUBLISHED: dict[str, Checkpoint] = {
     "gpt2 of OpenAI": replace(
         _gpt2, tokenizer="gpt2, OpenAI", settings={"model_max_length": 1024}, prefix="",
-        buffers=MASK[:1], config={k: v for k, v in GPT2.items() if k != "transformers_version"},
+        buffers=MASK[:1], config=without(GPT2, "transformers_version"),
     ),
     "gpt2-xl of OpenAI": replace(
         _gpt2, tokenizer="gpt2, OpenAI", settings={"model_max_length": 1024}, prefix="",
@@ -317,20 +115,24 @@ PUBLISHED: dict[str, Checkpoint] = {
     "DialoGPT": replace(_gpt2, settings={"model_max_length": 1024, "chat_template": ENDED},
                         buffers=MASK, generation={"eos_token_id": "<|endoftext|>"}),
     "distilgpt2 of 2019": replace(
-        _gpt2, config=DISTILGPT2, architecture="gpt2"
+        _gpt2, architecture="gpt2",
+        config=without(GPT2_2019, "model_type", "bos_token_id", "eos_token_id") | {
+            "finetuning_task": None, "num_labels": 1, "output_attentions": False,
+            "use_bfloat16": False, "output_hidden_states": False, "pruned_heads": {},
+            "torchscript": False, "n_layer": 6},
     ),
     "Llama-2-7b": _llama2,
     "Llama-2-7B of 2023": replace(
         _llama2,
-        config={k: v for k, v in LLAMA.items() if k not in (
-            "num_key_value_heads", "rope_scaling", "pretraining_tp")} | {"pad_token_id": "<unk>"},
+        config=without(LLAMA, "num_key_value_heads", "rope_scaling", "pretraining_tp") | {
+            "pad_token_id": "<unk>"},
     ),
     "Llama-2-13b-chat": replace(_llama2, generation={
         "do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096,
         "bos_token_id": "<s>", "eos_token_id": "</s>"}),
     "Pygmalion-7b (Llama 1)": replace(
         _llama2, tokenizer="llama 1", template=None,
-        config={k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads",)} | {
+        config=without(LLAMA, "num_key_value_heads") | {
             "badwordsids": [[0]], "max_sequence_length": 2048, "rms_norm_eps": 1e-06,
             "max_position_embeddings": 2048},
     ),
@@ -341,13 +143,13 @@ PUBLISHED: dict[str, Checkpoint] = {
     "lzlv 70B": replace(_llama2, config=LLAMA | {"num_attention_heads": 64,
                                                  "num_key_value_heads": 8}),
     "granite-7b": replace(
-        _llama2, tokenizer="granite", config={k: v for k, v in LLAMA.items() if k != "torch_dtype"},
+        _llama2, tokenizer="granite", config=without(LLAMA, "torch_dtype"),
         settings=LLAMA_TOKENS | {"add_bos_token": False, "eos_token": "<|endoftext|>",
                                  "tokenizer_class": "GPT2Tokenizer"},
     ),
     "TinyLlama-1.1B-Chat": replace(
-        _llama2, template=ROLES,
-        config={k: v for k, v in LLAMA.items() if k != "torch_dtype"} | {
+        _llama2, template=template("tinyllama"),
+        config=without(LLAMA, "torch_dtype") | {
             "dtype": "float32", "head_dim": 64, "mlp_bias": False, "num_key_value_heads": 4},
     ),
     "EEVE-Korean 10.8B": replace(
@@ -358,8 +160,7 @@ PUBLISHED: dict[str, Checkpoint] = {
     "OpenLLaMA 3B": replace(
         _llama2, config=LLAMA | {"hidden_size": 3200, "num_hidden_layers": 26}, rows=1
     ),
-    "Llama-3-8B": Checkpoint(LLAMA3, "llama 3", LLAMA3_TOKENS, {
-        "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]}),
+    "Llama-3-8B": of_folder("llama-3", "llama 3"),
     "Llama-3.1-8B-Instruct": _llama31,
     "Llama-3.1-8B with a linear scaling under both names": replace(
         _llama31, context=4096,
@@ -373,24 +174,22 @@ PUBLISHED: dict[str, Checkpoint] = {
         _llama31, config=LLAMA31 | {"tie_word_embeddings": True}, stores_head=True),
     "Llama-3.2-1B-Instruct (unsloth), saved by transformers 5": replace(
         _llama31,
-        config={k: v for k, v in LLAMA31.items() if k not in (
-            "rope_scaling", "rope_theta", "torch_dtype")} | {
+        config=without(LLAMA31, "rope_scaling", "rope_theta", "torch_dtype") | {
             "dtype": "bfloat16", "unsloth_fixed": True, "tie_word_embeddings": True,
             "rope_parameters": LLAMA31["rope_scaling"] | {"rope_theta": 500000.0, "factor": 32.0}},
     ),
     "DeepSeek-R1-Distill-Llama-8B": Checkpoint(
         LLAMA31 | {"bos_token_id": "<｜begin▁of▁sentence｜>",
                    "eos_token_id": "<｜end▁of▁sentence｜>"},
-        "deepseek llama", DEEPSEEK_TOKENS, DEEPSEEK_GENERATION, template=DEEPSEEK,
+        "deepseek llama", **DEEPSEEK,
     ),
-    "SmolLM2-135M-Instruct": Checkpoint(SMOLLM2, "smollm2", NAMED_CHATML | {
-        "add_prefix_space": False, "bos_token": "<|im_start|>", "tokenizer_class": "GPT2Tokenizer",
-        "unk_token": "<|endoftext|>", "pad_token": "<|im_end|>"}),
+    "SmolLM2-135M-Instruct": of_folder("smollm2", "smollm2"),
     "Falcon3-10B": Checkpoint(
         LLAMA3 | {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>",
                   "head_dim": 256, "num_attention_heads": 12, "num_key_value_heads": 4,
                   "pad_token_id": "<|pad|>", "rope_theta": 1000042},
-        "falcon3", {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}, template=ROLES,
+        "falcon3", {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
+        template=template("tinyllama"),
     ),
     "Mistral-7B-v0.1": replace(_mistral, config=MISTRAL | {
         "sliding_window": 4096, "rope_theta": 10000.0}),
@@ -412,7 +211,7 @@ PUBLISHED: dict[str, Checkpoint] = {
     "Qwen1.5-0.5B": replace(_qwen, config=QWEN2 | {"num_key_value_heads": 16}),
     "Qwen2.5-3B-Instruct": _qwen,
     "Qwen2.5-7B, saved by transformers 5": replace(
-        _qwen, config={k: v for k, v in QWEN2.items() if k not in ("torch_dtype", "rope_theta")} | {
+        _qwen, config=without(QWEN2, "torch_dtype", "rope_theta") | {
             "dtype": "bfloat16", "layer_types": ["full_attention"] * 36, "sliding_window": None,
             "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
             "tie_word_embeddings": False},
@@ -424,26 +223,25 @@ PUBLISHED: dict[str, Checkpoint] = {
                                          "original_max_position_embeddings": 32768}},
     ),
     "DeepSeek-R1-Distill-Qwen-32B": replace(
-        _qwen, tokenizer="deepseek", settings=DEEPSEEK_TOKENS, template=DEEPSEEK,
+        _qwen, tokenizer="deepseek", **DEEPSEEK,
         begins_with="<｜begin▁of▁sentence｜>",
         config=QWEN2 | {"bos_token_id": "<｜end▁of▁sentence｜>", "tie_word_embeddings": False,
                         "eos_token_id": "<｜end▁of▁sentence｜>"},
-        generation=DEEPSEEK_GENERATION,
     ),
     "Qwen3-1.7B": _qwen3,
     "Qwen3-4B-Instruct-2507": replace(_qwen3, config=QWEN3 | {
         "max_position_embeddings": 262144, "rope_theta": 5000000}),
     "Qwen3-Embedding": replace(_qwen3, prefix=""),
-    "SmolLM3-3B": Checkpoint(SMOLLM3, "smollm3", {
-        "bos_token": None, "eos_token": "<|im_end|>", "fast": False,
-        "tokenizer_class": "PreTrainedTokenizerFast"}, template=MASKED),
+    "SmolLM3-3B": of_folder("smollm3", "smollm3"),
     "Gemma-3-270m-it (unsloth)": _gemma,
-    "Gemma-3-1b-it": replace(_gemma, config=GEMMA_1B, generation=GEMMA_GENERATION),
+    "Gemma-3-1b-it": replace(
+        _gemma, config=read("gemma-3-1b/config"), generation=read("gemma-3-1b/generation_config")
+    ),
     "Gemma-3-4b's text part": replace(
         _gemma, rows=8, config=GEMMA | {"max_position_embeddings": 131072, "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}),
     "Gemma-3-12b as transformers 5 saves it": replace(
-        _gemma, rows=8, config={k: v for k, v in GEMMA.items() if k != "rope_scaling"} | {
+        _gemma, rows=8, config=without(GEMMA, "rope_scaling") | {
             "rope_parameters": {
                 "full_attention": {"factor": 8.0, "rope_type": "linear"},
                 "sliding_attention": {"rope_type": "default"}}}),
