@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from client.load.http.target import parse_target
 from client.load.servers.probing import served_words
 from client.options.rules import add_shape_options, check, completed, declare, recipe_from
+from client.report.tables import rendered
 from client.workloads.burstiness import describe
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
@@ -82,21 +82,10 @@ def _describe(workload: Workload, *, as_json: bool) -> None:
     except ValueError as error:
         raise SpecError(str(error)) from None
     if as_json:
-        print(json.dumps({"asked": workload.generator, "found": asdict(found)}, default=float))
-        return
-    print(f"asked: {json.dumps(workload.generator)}")
-    print(f"found: {found.n} requests over {found.duration_s:.3f} s, {found.rate:.4g} requests/s")
-    print(f"gaps: CV {found.cv:.3f}, ties {found.ties:.2%}")
-    for d in found.dispersion:
-        print(
-            f"windows of {d.window_s:.4g} s ({d.windows}): IDC {d.idc:.2f}, "
-            f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
-        )
-    print(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}")
-    print(
-        f"output tokens: mean {output.mean():.1f}, sd {output.std():.1f}, "
-        f"{output.min():.0f}..{output.max():.0f}"
-    )
+        print(json.dumps({"asked": workload.generator, "found": found}, default=float))
+    else:
+        asked = json.dumps(workload.generator)
+        print(rendered("workload.txt.j2", asked=asked, output=output, **found).rstrip())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def load(folder: Path) -> None:
         axes.axhline(ARRIVALS / 100, color="#c0392b", lw=0.8)
         axes.set_ylim(0, max(160, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
-        title = f"{shape}   CV of gaps {found.cv:.2f}, CV of the rate {found.cv_rate:.2f}"
+        title = f"{shape}   CV of gaps {found['cv']:.2f}, CV of the rate {found['cv_rate']:.2f}"
         axes.set_title(title, loc="left", fontsize=9)
     panels[-1].set_xlabel(
         f"share of the time; bars: of {ARRIVALS:,} arrivals, those in one hundredth; line: mean"

@@ -30,7 +30,7 @@ def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, fl
         "sentences.txt.j2",
         found=found, system=system, rank=TAIL,
         limit=limits.get(system),
-        others=[(limits[name], ratios[name]) for name in names if name in ratios and name in limits],
+        others=[(limits[o], ratios[o]) for o in names if o in ratios and o in limits],
         pair=pair,
         mine=here.get(system),
         theirs=pair and here.get(pair.over),
