@@ -46,12 +46,6 @@ from client.workloads.spec import SpecError
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
 _START = 0.7  # of the limit, where a search begins
-_DECLARED = """
---requests N: requests per probe, of a trace others for each seed; more if these end too soon for a
-    verdict (%(default)s)
---seeds N: sample paths (%(default)s)
---precision FACTOR: width of the bracket (%(default)s)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +231,7 @@ def parser() -> argparse.ArgumentParser:
     where = p.add_mutually_exclusive_group(required=True)
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
     where.add_argument("--target", help="a running server, as for client.py")
-    declare(p, _DECLARED, requests=100, seeds=3, precision=0.05)
+    declare(p, "capacity", requests=100, seeds=3, precision=0.05)
     add_common_options(p, _DEFAULTS, calibrate_s=10.0)
     return p
 

@@ -23,13 +23,6 @@ from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, read_workload, write_workload
 
-_MADE = """
---requests N: how many (100; of a trace: all of it)
---rate FACTOR: requests a second (1; of a trace: its own)
---seed SEED: same seed and numpy, same file (%(default)s)
---target TEXT: server whose tokens prompts are counted in (the embedded vocabulary's)
-"""
-
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
@@ -38,11 +31,11 @@ def parser() -> argparse.ArgumentParser:
     commands = p.add_subparsers(dest="command", required=True)
     maker = commands.add_parser("make", help="make a workload file")
     maker.add_argument("file", type=Path)
-    declare(maker, _MADE, seed=0)
+    declare(maker, "workload make", seed=0)
     add_shape_options(maker, Recipe())
     told = commands.add_parser("describe", help="measure burstiness and sizes")
     told.add_argument("file", type=Path)
-    declare(told, "--json: print the figures as JSON")
+    declare(told, "workload describe")
     return p
 
 

@@ -36,16 +36,6 @@ from client.options.rules import declare
 SECONDS, SECONDS_LARGER = 3.5, 5.0
 OUT = ROOT / "results" / "claims"
 _LEAST_SEEDS = 4
-_DECLARED = f"""
---all: all claims
---as {"|".join(CLAIMS)}: the claim whose traffic, metric and baseline the policies are put to
---model TEXT: as for server.sh; several with commas (%(default)s)
---seconds SECONDS: of work in a run ({SECONDS:g}; {SECONDS_LARGER:g} for other models than embedded)
---seeds N: workloads, each played to the baseline, the policy and the baseline (%(default)s; at
-    least {_LEAST_SEEDS})
---out PATH: folder for results and pictures (results/claims)
---json: print JSON, for machines
-"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +46,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     told = f"of {', '.join(CLAIMS)}; with --as also your own, as module:Class"
     p.add_argument("policies", nargs="*", metavar="POLICY", help=told)
-    declare(p, _DECLARED, model="embedded", seeds=6, out=OUT)
+    values = {
+        "claims": "|".join(CLAIMS), "seconds": SECONDS, "larger_s": SECONDS_LARGER,
+        "least_seeds": _LEAST_SEEDS,
+    }  # fmt: skip
+    declare(p, "claims", values, model="embedded", seeds=6, out=OUT)
     return p
 
 

@@ -152,9 +152,11 @@ def ratio(part: dict[str, Any]) -> str:
 
 
 def figures(found: dict[str, Any]) -> Table:
-    """Every figure of the traffic; the first decides."""
+    """Every figure of the traffic; the first decides. Recordings may have others besides."""
     rows = []
     for key, figure in found["traffic"]["figures"].items():
+        if key not in METRICS:
+            continue
         values = (figure[side] for side in (POLICY, BASELINE))
         cells = ("-" if value is None else METRICS[key].text(value) for value in values)
         rows.append((METRICS[key].name, *cells, ratio(figure)))

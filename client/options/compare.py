@@ -23,37 +23,6 @@ SHARED_PREFIXES = "shared:prefixes=8,tokens=512"
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
 
 
-_DECLARED = f"""
---modes TEXT: modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); ratios
-    refer to the first, and loads are multiples of its rate with one request at a time.
-    static:nowait starts batches at once (--max-wait-ms 0); beside static it runs at one load
-    (default {",".join(COMPARED)}; with --original {",".join(MODES)})
---loads TEXT: offered loads as multiples of the first mode's rate with one request at a time, like
-    0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and beyond the
-    largest (default auto)
---original: the experiment of the project that this one follows: 100 requests to each mode, about
-    one a second, output lengths normal between 1 and 200; takes about six minutes
---shared-prefixes: prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says
-    otherwise), and prefix caching in mode dynamic, which is otherwise off
---seeds N: workloads per load, of a trace other parts for each, so that intervals contain more than
-    the machine's noise (default {SEEDS[0]}; for a slow model down to {SEEDS[-1]})
---numsamples N: requests of a run at --loads 1; other loads send in proportion, so that all runs
-    take equally long (default: what fits --budget-s)
---budget-s SECONDS: seconds in which to finish, instead of --numsamples (default {BUDGETS_S[0]:g};
-    for a slow model {BUDGETS_S[1]:g})
---drain-s DELAY: seconds to wait for responses after the last send; then requests are cut and count
-    as unfinished (default: 5 times the longest response of a request alone)
---servers together|restart: together: the servers of all modes stay up, all but one idle; restart:
-    one at a time, restarted for each seed (default: together if memory holds them all twice,
-    judging by the first)
---no-control: do not compare dynamic (or the last) with itself
---workers PROCESSES: processes that send, for servers faster than one can read (default %(default)s)
---out PATH: folder to write (default results/<time>)
---watch: print the address of a live page that shows all servers side by side while they are
-    measured; viewers take time from that, so the report goes to a temporary folder
-"""
-
-
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="compare.sh",
@@ -61,7 +30,12 @@ def parser() -> argparse.ArgumentParser:
         "to results/<time>/. The default run ends within five minutes, of a slow model within ten.",
         epilog="Options after -- go to each server.sh, e.g. -- --max-batch-size 32",
     )
-    declare(p, _DECLARED, workers=1)
+    values = {
+        "compared": ",".join(COMPARED), "modes": ",".join(MODES), "most_seeds": SEEDS[0],
+        "shared_prefixes": SHARED_PREFIXES, "least_seeds": SEEDS[-1], "budget_s": BUDGETS_S[0],
+        "slow_budget_s": BUDGETS_S[1],
+    }  # fmt: skip
+    declare(p, "compare", values, workers=1)
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
         help="also send the load to a running server: name=openai+http://host:port?model=m, "

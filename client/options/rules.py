@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,10 @@ _SAMPLES = (
 _RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 _SERVER_OPTIONS = "server_options"  # those after --
 
+_STATED = Path(__file__).with_name("options.txt")
+
 Options = argparse.Namespace
+Json = Mapping[str, Any]
 
 
 def option(args: Options, name: str) -> Any:
@@ -61,55 +64,33 @@ def option(args: Options, name: str) -> Any:
     return None if value is False or value == [] else value
 
 
-def declare(parser: argparse.ArgumentParser, text: str, title: str = "", **defaults: Any) -> None:
-    """Adds the options of a text, which is also their help.
+def declare(
+    parser: argparse.ArgumentParser, command: str, values: Json | None = None, **defaults: Any
+) -> None:
+    """Adds the options of a command, as ``options.txt`` states them, and ``values`` in their help.
 
-    Each is ``--flag KIND: help``, further lines of which are indented. A kind is one of `KINDS`,
-    with `...` for one value or more, or a choice ``a|b``; an option without one is a switch.
+    Each is ``--flag KIND: help``. A kind is one of `KINDS`, with `...` for one value or more, or a
+    choice ``a|b``; an option without one is a switch.
     """
-    group = parser.add_argument_group(title) if title else parser
-    for entry in re.split(r"^(?=--)", text.strip(), flags=re.MULTILINE)[1:]:
-        head, _, told = entry.partition(": ")
-        flag, _, kind = head.partition(" ")
-        name, more = kind.removesuffix("..."), "+" if kind.endswith("...") else None
-        about: dict[str, Any] = {"help": " ".join(told.split())}
-        if not kind:
-            about["action"] = "store_true"
-        elif name in KINDS:
-            about |= {"type": KINDS[name], "metavar": name, "nargs": more}
-        else:
-            about["choices"] = name.split("|")
-        group.add_argument(flag, **about)
+    heads_and_texts = re.split(r"^\[(.+)\]$", _STATED.read_text(), flags=re.MULTILINE)[1:]
+    for head, text in zip(heads_and_texts[::2], heads_and_texts[1::2], strict=True):
+        name, _, title = head.partition(": ")
+        if name != command:
+            continue
+        group = parser.add_argument_group(title) if title else parser
+        for entry in re.split(r"^(?=--)", text.strip(), flags=re.MULTILINE)[1:]:
+            option, _, told = entry.format(**(values or {})).partition(": ")
+            flag, _, kind = option.partition(" ")
+            one, more = kind.removesuffix("..."), "+" if kind.endswith("...") else None
+            about: dict[str, Any] = {"help": " ".join(told.split())}
+            if not kind:
+                about["action"] = "store_true"
+            elif one in KINDS:
+                about |= {"type": KINDS[one], "metavar": one, "nargs": more}
+            else:
+                about["choices"] = one.split("|")
+            group.add_argument(flag, **about)
     parser.set_defaults(**defaults)
-
-
-_COMMON = """
---model TEXT: of the servers that are started, as for server.sh (embedded)
---calibrate-s SECONDS: seconds to measure one request at a time (%(default)s)
---seed SEED: first workload seed (%(default)s)
---slo TEXT: objectives: ttft:500ms,tpot:50ms,e2e:10s
---slo-multiple FACTOR: instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)
---share SHARE: share of the requests that must meet the objectives (%(default)s)
---start-s SECONDS: seconds that a server may take to start (600)
---json: print all figures as JSON
-"""
-
-
-_SENT = """
---arrivals TEXT: constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2)
-    | burst (all at once) | closed:users=8,think=0.5 | plan:low | plan:medium | plan:high |
-    plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:csv,path=FILE (also azure,
-    burstgpt, mooncake; with resample=true each seed plays other parts of it, as always in
-    comparisons and searches for capacity) ({arrivals})
---output-tokens TEXT: fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH |
-    lognormal:MEDIAN,SIGMA,LOW,HIGH | choice:1/25/100 ({output_tokens})
---prompt-tokens TEXT: the same ({prompt_tokens})
---prompts TEXT: words (each one token of the server's vocabulary) | request ('Request i') |
-    shared:prefixes=4,tokens=128 (each begins with one of four texts) | sharegpt:FILE | lines:FILE
-    ({prompts})
---deferred-share SHARE: share of deferred requests, 0..1 ({deferred_share})
---deadline-s SECONDS: deadline of a deferred request in seconds (none)
-"""
 
 
 def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
@@ -117,14 +98,14 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
 
     Those that are not given are None, so that `check` can find those without effect.
     """
-    declare(parser, _SENT.format(**asdict(defaults)), "what is sent")
+    declare(parser, "sent", asdict(defaults))
 
 
 def add_common_options(
     parser: argparse.ArgumentParser, defaults: Recipe, *, calibrate_s: float
 ) -> None:
     """Those of the commands that start servers and calibrate, and of what is sent."""
-    declare(parser, _COMMON, calibrate_s=calibrate_s, seed=0, share=0.9)
+    declare(parser, "common", calibrate_s=calibrate_s, seed=0, share=0.9)
     parser.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
     add_shape_options(parser, defaults)
 
