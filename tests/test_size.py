@@ -33,9 +33,9 @@ LINES = {
     "text": 2035,
     "others": 8585,
 }
-PRODUCT_LINES = 42163  # all but tests, benchmarks and client
-SHORT_FILES = 45
-LONG_FUNCTIONS = 13
+PRODUCT_LINES = 41645  # all but tests, benchmarks and client
+SHORT_FILES = 44
+LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 
 
