@@ -20,14 +20,26 @@ from engine.blocks import Ledger
 from engine.failures import Failures
 from engine.inference import NO_DRAFTS, Inference
 from engine.iteration import Iteration, ServedRows, Wait, enter
-from engine.lifecycle import Lifecycle
+from engine.lifecycle import History, Lifecycle
 from engine.queue import RequestQueue
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
-from records import End, History, IterationRecord, Recorder
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
-from seams import Advance, Clock, Model, OpeningError, Outcome, Pending, Plan, Policy, View
+from seams import (
+    Advance,
+    Clock,
+    End,
+    IterationRecord,
+    Model,
+    OpeningError,
+    Outcome,
+    Pending,
+    Plan,
+    Policy,
+    Recorder,
+    View,
+)
 
 
 class EngineFailedError(Exception):

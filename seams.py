@@ -1,7 +1,9 @@
 """The contracts between the packages. Everything that varies implements one. No torch, no threads.
 
-Three seams. The **Model** executes an iteration. The **Policy** decides what the next iteration
-contains. **Time** is passed in: nothing here or in `batching.py` waits or reads a clock.
+Four seams. The **Model** executes an iteration. The **Policy** decides what the next iteration
+contains. A **Recorder** is told of each iteration and of each request that has ended; every
+reported figure is computed from these records. **Time** is passed in: nothing here or in
+`batching.py` waits or reads a clock.
 
 One rule for progress: a request has *computed* tokens (their keys and values are in the cache)
 that must catch up with its *known* tokens (the prompt and the generated ones). Prefill, a
@@ -10,12 +12,59 @@ chunk of it, decode and resumption after preemption are all "advance this reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from requested import Sampling, ServiceClass, TokenLogprobs
+# --- What a request asks for ----------------------------------------------------------------
+
+ServiceClass = Literal["immediate", "deferred"]
+ConstraintKind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the generated text must be: a JSON value of a schema, a match of a regular expression,
+    or a text of a grammar in llguidance's dialect of Lark. `text`: the schema, as JSON, or the
+    expression or grammar itself."""
+
+    kind: ConstraintKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. Noise is a function of (seed, position) alone, so a request's
+    tokens depend neither on the rest of its batch nor on interruptions."""
+
+    seed: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0  # over all known tokens
+    presence_penalty: float = 0.0  # over generated tokens, as is the next
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    min_tokens: int = 0  # generated tokens before which none of `end_ids` is drawn
+    end_ids: tuple[int, ...] = ()
+    logprobs: int | None = None  # alternatives wanted beside each generated token's own
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # one makes the next token depend on the newest, and may force several tokens in one iteration
+    constraint: Constraint | None = None
+    expected_ids: tuple[int, ...] = ()  # a guess of the answer, for drafts; it changes no token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Under the model's own distribution, before temperature, penalties and truncation."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
+
 
 # --- Model ----------------------------------------------------------------------------------
 
@@ -306,6 +355,155 @@ class Observer(Protocol):
         """Called once after every successful iteration, before its requests retire; those that
         have ended are included. Rows are made when they are read, which may be several times. The
         counts of a request may include the next iteration, if that is in flight."""
+
+
+# --- Records --------------------------------------------------------------------------------
+
+# prefill: everything before the first token, computed at once; chunk: a part of it; decode: what
+# the newest iteration yielded, one token unless a constraint forced more; held: done, keeps its row
+# until its batch ends; paused: resident, advanced by nothing
+Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PREFILL, CHUNK, DECODE, HELD, PAUSED = range(len(KINDS))
+
+
+class Row(NamedTuple):
+    """A resident request's part in an iteration."""
+
+    request: int
+    slot: int  # of the batch: the lowest free one at admission, kept until the request leaves
+    num_tokens: int  # computed, accepted drafts included
+    kind: Kind
+    accepted: int = 0  # drafts, which are also among its tokens
+    rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`Row`s by column: objects would take eight times the memory."""
+
+    requests: Sequence[int] = ()
+    slots: Sequence[int] = ()
+    token_counts: Sequence[int] = ()
+    kinds: bytes = b""  # indices of KINDS
+    accepted: Sequence[int] = ()  # drafts; empty, as is the next: no row had any
+    rejected: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[Row]:
+        none = [0] * len(self.kinds)
+        for request, slot, num_tokens, kind, accepted, rejected in zip(
+            self.requests,
+            self.slots,
+            self.token_counts,
+            self.kinds,
+            self.accepted or none,
+            self.rejected or none,
+            strict=True,
+        ):
+            yield Row(request, slot, num_tokens, KINDS[kind], accepted, rejected)
+
+
+@dataclass(slots=True)
+class IterationRecord:
+    """An iteration: what was planned, with the state at its start, and then what came of it.
+    Recorders receive it once it has succeeded, and do not change it."""
+
+    batch_size: int  # rows, those that are held included
+    num_tokens: int = 0  # computed, without padding and rejected drafts
+    attended: int = 0  # query-key pairs, without padding
+    context: int = 0  # keys read: in each row, those of its tokens and of all before them
+    with_deferred: bool = False  # deferred requests were waiting or resident
+    deferred_tokens: int = 0  # computed for deferred requests
+    rows: Rows = Rows()
+    num_waiting: int = 0  # requests
+    used_blocks: int = 0  # of KV memory, as are the next two
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    preempted: Sequence[int] = ()  # requests preempted since the previous iteration
+    # known when it has ended
+    start_s: float = 0.0
+    duration_s: float = 0.0
+    num_positions: int = 0  # computed, padding included
+    padding: int = 0
+    num_drawn: int = 0  # rows whose requests received tokens
+    num_generated: int = 0  # tokens that they received
+    deferred_generated: int = 0
+    accepted_drafts: int = 0  # also among the tokens computed, and those generated
+    rejected_drafts: int = 0
+    # since the previous token: class, seconds, and number of requests that waited so long
+    gaps: Sequence[tuple[ServiceClass, float, int]] = ()
+
+
+End = Literal["length", "stop", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    arrival_s: float
+    admitted_s: float | None  # None: never admitted
+    first_token_s: float | None
+    last_token_s: float | None
+    end_s: float
+    prompt_tokens: int
+    max_tokens: int
+    generated: int
+    num_preemptions: int
+    service_class: ServiceClass
+    end: End
+    # prompt tokens found in the prefix cache; None: not looked up
+    cached_tokens: int | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return self.end in ("length", "stop")
+
+    # of a completed request
+
+    @property
+    def queue_s(self) -> float:
+        assert self.admitted_s is not None
+        return self.admitted_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float:
+        assert self.first_token_s is not None
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(end - first token) / (tokens - 1): None for a single token."""
+        assert self.first_token_s is not None
+        if self.generated < 2:
+            return None
+        return (self.end_s - self.first_token_s) / (self.generated - 1)
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.arrival_s
+
+
+class Recorder(Protocol):
+    """Receives records, from which every reported figure is computed."""
+
+    def iteration(self, record: IterationRecord) -> None: ...
+
+    def request(self, record: RequestRecord) -> None: ...
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        """A busy period: the queue or the batch held requests all the time."""
+
+
+PHASES = ("prefill", "decode")
+
+
+def phase_of(kinds: bytes) -> str:
+    """Of PHASES: `decode` if none of the rows is in prefill or computes a part of it."""
+    return "prefill" if PREFILL in kinds or CHUNK in kinds else "decode"
 
 
 # --- Time -----------------------------------------------------------------------------------

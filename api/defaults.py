@@ -27,7 +27,7 @@ from api.limits import (
     Temperature,
 )
 from models.names import EMBEDDED, RANDOM_PREFIX
-from requested import Sampling
+from seams import Sampling
 from text.special_tokens import read_object
 from text.tokenizer import VocabularyError
 from text.vocabulary import locate_files

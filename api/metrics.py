@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from api.openapi import plain_errors
 from batching import BatchingManager
 from deferred.jobs import Jobs
-from records import PHASES, End
+from seams import PHASES, End
 from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
 
 LENGTH_BUCKETS = 100

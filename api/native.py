@@ -32,7 +32,7 @@ from api.service import READY, Description, Health, Service
 from api.signals import Signals
 from api.stream import PLACE, event, event_stream, text_event
 from engine.inference import Inference
-from requested import ServiceClass
+from seams import ServiceClass
 from telemetry.figures import Figures, Iterations
 
 MOST_DEADLINE_S = 30 * 86_400

@@ -26,9 +26,8 @@ from api.signals import NONE, Signals, signal
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
 from models.names import GGUF_SUFFIX, local_path
-from records import RequestRecord
-from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
+from seams import Constraint, RequestRecord
 from serving.config import Config
 from telemetry.stats import Stats
 from text.chat import ChatTemplate

@@ -22,7 +22,7 @@ from api.limits import Count, at_most
 from api.openapi import BODY, plain_errors
 from api.service import Service
 from engine.inference import Inference
-from requested import Sampling
+from seams import Sampling
 from text.tokenizer import Detokenizer
 from watch.frames import Frame, Hello
 from watch.hub import FullError, Hub

@@ -16,16 +16,15 @@ from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait
+from engine.lifecycle import Event
 from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
 from model import LoadOptions, load_model
-from records import Event, IterationRecord, Recorder, RequestRecord
-from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import Model, Policy
+from seams import IterationRecord, Model, Policy, Recorder, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)
 # the server's default, stall-free, plans by the times that it measures

@@ -28,11 +28,10 @@ from client.analysis.statistics import Floats
 from client.experiment import Experiment
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
-from records import Recorder
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Model, Observer, Policy
+from seams import Model, Observer, Policy, Recorder
 from serving.config import RESIDENT_WHERE_PAUSED, Config
 
 ROWS, WAITING = 64, 1000

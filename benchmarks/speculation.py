@@ -23,9 +23,9 @@ from benchmarks.bare import GREEDY, BareRun, Job, jobs, loaded, run_bare
 from benchmarks.harness.report import options, report
 from client.experiment import Experiment, Found
 from engine.speculation import Speculation
-from requested import Sampling
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
+from seams import Sampling
 from text.chat import load_chat_template
 from text.vocabulary import load_tokenizer
 

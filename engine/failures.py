@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from engine.inference import Inference
 from engine.iteration import Iteration
 from engine.lifecycle import Lifecycle
-from records import phase_of
-from seams import DeviceLostError, DeviceMemoryError, ModelLostError, Outcome
+from seams import DeviceLostError, DeviceMemoryError, ModelLostError, Outcome, phase_of
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
-from records import Arrived, End, RequestRecord
-from requested import Sampling, ServiceClass, TokenLogprobs
-from seams import Drafts, Opening
+from seams import Drafts, End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
 NO_DRAFTS = Drafts(0, 0)
 # of a failure that is no fault of the model; constraint: of the request's own
@@ -188,19 +186,6 @@ class Inference:
         if self.sampling.prompt_logprobs is not None and scored < self.prompt_tokens - 1:
             return scored
         return self.known - 1
-
-    def arrived(self) -> Arrived:
-        return Arrived(
-            self.id,
-            self.arrival_s,
-            self.prompt_tokens,
-            self.max_tokens,
-            self.service_class,
-            self.request_id,
-            self.end_user or self.user,
-            self.program,
-            self.priority,
-        )
 
     def record_of(self, end: End, end_s: float) -> RequestRecord:
         return RequestRecord(

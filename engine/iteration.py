@@ -11,9 +11,22 @@ from itertools import compress
 from operator import attrgetter
 
 from engine.inference import NO_DRAFTS, Inference
-from records import CHUNK, DECODE, HELD, PAUSED, PREFILL, IterationRecord, Rows, counted
-from scheduling.prediction.step_time import Work
-from seams import Columns, Drafts, Outcome, Pending, Served, Step
+from scheduling.prediction.step_time import Work, counted
+from seams import (
+    CHUNK,
+    DECODE,
+    HELD,
+    PAUSED,
+    PREFILL,
+    Columns,
+    Drafts,
+    IterationRecord,
+    Outcome,
+    Pending,
+    Rows,
+    Served,
+    Step,
+)
 
 
 @dataclass(frozen=True, slots=True)

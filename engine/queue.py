@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sized
 
 from engine.inference import DrainingError, Inference, OverloadedError, TooLongError
-from records import End
+from seams import End
 
 ENDS_KEPT = 64  # from which the present rate of completions is estimated
 DEFERRED_SHARE = 0.5  # of the queue, at most: deferred requests may wait for long

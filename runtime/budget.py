@@ -9,12 +9,11 @@ import re
 
 import torch
 
-from requested import Sampling
 from runtime.cache import KVShape
 from runtime.container import container_room_bytes
 from runtime.executor import Executor
 from runtime.sampling.scoring import CHUNK_LOGITS
-from seams import DeviceMemoryError, Opening, Step
+from seams import DeviceMemoryError, Opening, Sampling, Step
 
 log = logging.getLogger(__name__)
 

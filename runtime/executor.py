@@ -22,7 +22,6 @@ from torch import Tensor
 
 from models.names import RANDOM_PREFIX
 from models.networks import Network, count_parameters
-from requested import Sampling
 from runtime.attention import Counts, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.drafting.verification import Ahead, places
@@ -37,7 +36,7 @@ from runtime.results import ReadBack, Started, with_our_errors
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Targets, flattened, score, score_all
 from runtime.transfer import send
-from seams import Columns, Opening, Step
+from seams import Columns, Opening, Sampling, Step
 
 if TYPE_CHECKING:
     from runtime.grammar.grammars import Grammars

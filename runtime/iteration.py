@@ -8,12 +8,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from models.gpt2 import Attend
-from requested import Constraint
 from runtime.attention import Counts, Spans
 from runtime.cache import BlockTable
 from runtime.drafting.lookup import MOST_MATCH, Lookup
 from runtime.drafting.verification import accepted
-from seams import Opening
+from seams import Constraint, Opening
 
 if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
     from runtime.grammar.grammars import Grammars

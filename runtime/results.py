@@ -19,11 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from requested import TokenLogprobs
 from runtime.iteration import KnownSequence
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import NUMPY
-from seams import DeviceLostError, DeviceMemoryError, Drafts, Outcome
+from seams import DeviceLostError, DeviceMemoryError, Drafts, Outcome, TokenLogprobs
 
 # how those word it that have no error type of their own, in lower case
 SHORTAGES = (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from records import RequestRecord
-from requested import ServiceClass
+from seams import RequestRecord, ServiceClass
 
 if TYPE_CHECKING:
     from telemetry.stats import Totals

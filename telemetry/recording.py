@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from records import Arrived, Ended, Event, History, IterationRecord
+from engine.lifecycle import Arrived, Ended, Event, History
+from seams import IterationRecord
 from telemetry.journal import Journal, Line
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Protocol, get_args
 
-from records import PHASES, End, IterationRecord, RequestRecord, phase_of
-from requested import ServiceClass
+from seams import PHASES, End, IterationRecord, RequestRecord, ServiceClass, phase_of
 from telemetry.figures import Figures, Iterations, Window, figures
 
 REQUESTS_KEPT = 20_000

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from generate.modes import LayOut
-from requested import Sampling
-from seams import Model, Opening, Outcome, Step
+from seams import Model, Opening, Outcome, Sampling, Step
 
 GREEDY = Sampling(temperature=0)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from records import KINDS
+from seams import KINDS
 from watch.frames import US, ArrivedColumns
 from watch.runs import RECORDED, Recorded, RunError, read_folder
 

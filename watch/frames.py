@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from records import KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Rows
+from engine.lifecycle import Arrived, Ended, Event
+from seams import KINDS, IterationRecord, RequestRecord, Rows
 
 US = 1_000_000
 SAFE = 2**53  # JavaScript's numbers are exact below

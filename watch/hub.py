@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from records import History, IterationRecord
-from seams import Clock
+from engine.lifecycle import History
+from seams import Clock, IterationRecord
 from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05

@@ -21,7 +21,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from records import DECODE, KINDS
+from seams import DECODE, KINDS
 from watch.frames import Frame, Hello, RunColumns
 
 NS = 1000  # per microsecond

@@ -13,7 +13,7 @@ from typing import Literal
 from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
-from requested import TokenLogprobs
+from seams import TokenLogprobs
 from text.stops import StopFinder, Stops
 from text.tokenizer import Detokenizer
 from text.tools.parsing import CallPiece, Parser, Piece, ReasoningPiece

@@ -25,7 +25,7 @@ from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetail
 from api.service import Service
 from api.stream import PLACE, event, event_stream, text_event
 from engine.inference import Inference, new_group
-from requested import Constraint, Sampling
+from seams import Constraint, Sampling
 from text.chat import ConversationError, characters
 from text.reasoning import Place, ReasoningParser, grammar_after_reasoning, place_of
 from text.stops import Stops

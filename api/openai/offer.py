@@ -10,8 +10,8 @@ from functools import partial
 
 from api.http.errors import ApiError, show
 from api.openai.fields.tools import FUNCTION_CALL, TOOL_CHOICE, AllowedChoice, Function, ToolChoice
-from requested import Constraint
 from runtime.grammar.grammars import GrammarError
+from seams import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm
 from text.tools.grammar import (

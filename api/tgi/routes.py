@@ -42,8 +42,8 @@ from api.tgi.shapes import Generated, Info, StreamToken, TgiError
 from api.tgi.steps import Steps
 from api.tgi.tokens import TokenCalls
 from engine.inference import Inference, new_group
-from requested import Constraint
 from runtime.grammar.grammars import GrammarError, GrammarsBusyError
+from seams import Constraint
 from text.stops import Stops
 
 ROUTER = "effective-batching"

@@ -31,9 +31,9 @@ from api.limits import (
     Seed,
 )
 from api.signals import Signals
-from requested import Constraint, Sampling
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import GrammarError
+from seams import Constraint, Sampling
 from serving.config import Config
 
 log = logging.getLogger(__name__)

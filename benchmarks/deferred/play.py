@@ -13,12 +13,11 @@ import numpy as np
 from benchmarks.bare import Job, jobs, run_bare
 from client.analysis.statistics import Floats
 from client.workloads.arrivals import horizon, parse_arrivals
-from records import IterationRecord, RequestRecord
 from scheduling.classes.budget import Budget
 from scheduling.classes.simple import Exclusive, Priority
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
-from seams import Model, Policy
+from seams import IterationRecord, Model, Policy, RequestRecord
 
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
 BACKLOG = 64  # waiting deferred requests, at all times

@@ -18,11 +18,10 @@ from models.gpt2 import GPTConfig
 from models.networks import Config, Network, make
 from models.rope import Rope
 from models.shapes import SHAPES
-from requested import Sampling
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device
-from seams import Opening, Step
+from seams import Opening, Sampling, Step
 
 NAMES = ("llama-3.2-1b", "gpt2-medium", "qwen3-0.6b")
 _TINY = Description(

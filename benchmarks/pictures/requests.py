@@ -19,15 +19,15 @@ from matplotlib.patches import Patch
 from benchmarks.bare import BareRun, Job, loaded, run_bare
 from benchmarks.harness.report import cpu_name
 from benchmarks.pictures import save
+from engine.lifecycle import Event
 from generate.modes import ModeName
-from records import Event, IterationRecord
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
-from seams import Policy
+from seams import IterationRecord, Policy
 
 LIMIT = 6
 

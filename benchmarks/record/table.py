@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOOP = (
-    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "records.py",
-    "runtime", "scheduling",
+    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "runtime",
+    "scheduling", "seams.py",
 )  # fmt: skip
 SERVER = (*LOOP, "api", "app.py", "loading.py", "serving", "telemetry", "text", "web")
 COMPARE = (*SERVER, "client", "compare.sh")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import cast
 
-import requested
 import seams
 from model_server.wire import model_pb2 as wire
 
@@ -53,7 +52,7 @@ def read_opening(new: wire.Opening) -> seams.Opening:
     sent = new.sampling
     given = {name: getattr(sent, name) for name in NUMBERS}
     given |= {name: getattr(sent, name) for name in OPTIONAL if sent.HasField(name)}
-    sampling = requested.Sampling(
+    sampling = seams.Sampling(
         seed=sent.seed,
         logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
         end_ids=tuple(sent.end_ids),
@@ -72,14 +71,14 @@ def read_opening(new: wire.Opening) -> seams.Opening:
     )
 
 
-def _constraint(constraint: requested.Constraint | None) -> wire.Constraint | None:
+def _constraint(constraint: seams.Constraint | None) -> wire.Constraint | None:
     return (
         None if constraint is None else wire.Constraint(kind=constraint.kind, text=constraint.text)
     )
 
 
-def _read_constraint(sent: wire.Constraint) -> requested.Constraint:
-    return requested.Constraint(cast(requested.ConstraintKind, sent.kind), sent.text)
+def _read_constraint(sent: wire.Constraint) -> seams.Constraint:
+    return seams.Constraint(cast(seams.ConstraintKind, sent.kind), sent.text)
 
 
 def iteration(
@@ -159,7 +158,7 @@ def _split(flat: Iterable[int], counts: Iterable[int]) -> list[list[int]]:
     return [list(islice(rest, count)) for count in counts]
 
 
-def _row(row: int, first: int, scores: Sequence[requested.TokenLogprobs]) -> wire.RowLogprobs:
+def _row(row: int, first: int, scores: Sequence[seams.TokenLogprobs]) -> wire.RowLogprobs:
     tokens = [
         wire.TokenLogprobs(
             token=score.token,
@@ -172,9 +171,9 @@ def _row(row: int, first: int, scores: Sequence[requested.TokenLogprobs]) -> wir
     return wire.RowLogprobs(row=row, first=first, tokens=tokens)
 
 
-def _scores(row: wire.RowLogprobs) -> list[requested.TokenLogprobs]:
+def _scores(row: wire.RowLogprobs) -> list[seams.TokenLogprobs]:
     return [
-        requested.TokenLogprobs(
+        seams.TokenLogprobs(
             score.token,
             score.logprob,
             tuple(zip(score.top_tokens, score.top_logprobs, strict=True)),

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from requested import Sampling
 from runtime.gpu.layers import MULTIPLE
 from runtime.sampling.sampler import Sampler, drawing_of
-from seams import Opening
+from seams import Opening, Sampling
 
 VOCABULARY, SEEDS = 20_011, 4
 WIDTH, ROWS = 1_000, 3  # of what a layer computes

@@ -9,9 +9,9 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from requested import Constraint
 from runtime.grammar.grammars import GrammarError
 from runtime.grammar.schemas import enforceable
+from seams import Constraint
 
 _OF_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

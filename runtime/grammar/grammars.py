@@ -20,9 +20,9 @@ from concurrent.futures import Future
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from requested import Constraint
 from runtime.grammar.checking import LOWEST, NICENESS, SHORT_S, Checker, CheckError, limits_of
 from runtime.grammar.vocabulary import Loaded, Vocabulary
+from seams import Constraint
 
 if TYPE_CHECKING:  # a model also runs where llguidance is not installed
     from llguidance import LLMatcher

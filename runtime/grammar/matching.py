@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, forced_bytes, short
+from seams import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from kernels import sampling_library
-from requested import Sampling
 from runtime.grammar.masks import Masks
 from runtime.sampling.drawing import Allowed, Asked, Drawing, KnownTokens, Wants
 from runtime.transfer import send
-from seams import Opening
+from seams import Opening, Sampling
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw

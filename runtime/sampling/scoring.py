@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from requested import TokenLogprobs
+from seams import TokenLogprobs
 
 CHUNK_LOGITS = 2**24  # that exist at once: they take 64 MB in float32, and a copy of them as much
 

@@ -1,9 +1,10 @@
-"""The step time, learnt online from the newest iterations of each size.
+"""What is learnt online: the step time, from the newest iterations of each size, and how many
+tokens a request will generate.
 
-It is measured from the start of an iteration to the start of the next, if that follows at once: for
-a request that waits for a token, planning and delivery count like computing. Each size is kept,
-since a policy that fills every iteration to a budget would soon see no other, but must know the
-duration of smaller ones.
+The step time is measured from the start of an iteration to the start of the next, if that follows
+at once: for a request that waits for a token, planning and delivery count like computing. Each size
+is kept, since a policy that fills every iteration to a budget would soon see no other, but must
+know the duration of smaller ones.
 
 Similar to HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal, but without profiling
 beforehand. Deterministic in its records; it reads no clock.
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from records import IterationRecord, RequestRecord
 from scheduling.prediction.step_time import FEATURES, KNOTS, Curve, Work, fit
+from seams import IterationRecord, RequestRecord
 
 KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without
 SIZES = 2 * len(KNOTS)
@@ -32,6 +33,11 @@ MOST_PLANNING_S = 0.00025
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 LOAD_DECAY = 0.995  # per iteration: room for immediate requests stays free for the next ones
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
+USERS_KEPT = 10_000  # the ones that were idle for longest are forgotten
+LENGTHS_KEPT = 32  # of a user and a prompt length
+LEAST_LENGTHS = 4  # from which a median says something
+
+Lengths = dict[int, deque[int]]  # by the logarithm of the prompt's length
 
 
 class Load(NamedTuple):
@@ -175,3 +181,29 @@ def features(record: IterationRecord) -> list[float]:
     rows, drawn = record.batch_size + drafts, record.num_drawn + drafts
     others = rows, drawn, record.attended, record.context
     return [1.0, *segments, *others, float(record.with_deferred)]
+
+
+class LengthPredictor:
+    """How many tokens a request will generate: the median of what its user's requests with prompts
+    of about this length generated lately, and without those, of all users."""
+
+    def __init__(self) -> None:
+        self._all: Lengths = {}
+        self._users: OrderedDict[int, Lengths] = OrderedDict()
+
+    def learn(self, user: int, prompt_tokens: int, generated: int) -> None:
+        own = self._users.setdefault(user, {})
+        self._users.move_to_end(user)
+        if len(self._users) > USERS_KEPT:
+            self._users.popitem(last=False)
+        for lengths in (own, self._all):
+            kept = lengths.setdefault(prompt_tokens.bit_length(), deque(maxlen=LENGTHS_KEPT))
+            kept.append(generated)
+
+    def predict(self, user: int, prompt_tokens: int) -> int | None:
+        """None: nothing is learnt yet."""
+        for lengths in (self._users.get(user, {}), self._all):
+            kept = lengths.get(prompt_tokens.bit_length(), ())
+            if len(kept) >= LEAST_LENGTHS:
+                return sorted(kept)[len(kept) // 2]
+        return None

@@ -24,8 +24,7 @@ from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.signals import Signals, signal
 from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, validate
 from engine.inference import Inference
-from requested import Sampling
-from seams import Opening
+from seams import Opening, Sampling
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.support.dialects import NATIVE, OPENAI, OPERATIONS, PATHS, TGI, Json, ask, body, refused

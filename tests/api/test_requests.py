@@ -26,7 +26,7 @@ from batching import BatchingManager
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from generate.modes import ModeName
-from records import End
+from seams import End
 from serving.config import MODES, Config
 from tests.api.conftest import MOST_BODY_BYTES, client_of, held_at, serving, stats_of
 from tests.support.dialects import (

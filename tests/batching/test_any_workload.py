@@ -12,12 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.failures import LOSSES_IN_A_BATCH
+from engine.lifecycle import Arrived, Ended
 from generate.rectangle import RectangleLedger
-from records import Arrived, Ended, IterationRecord
-from requested import Constraint
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import with_deferred
-from seams import Policy
+from seams import Constraint, IterationRecord, Policy
 from tests.batching.modes import MODES, Mode, every_mode_and_policy
 from tests.batching.virtual import TICK_S, Client, World, check_closed, moments, play, workloads
 from tests.examples import examples

@@ -13,9 +13,8 @@ import pytest
 
 from batching import EngineFailedError
 from engine.failures import FAILURES_IN_A_ROW, REGROW_S
-from records import Recorder
 from scheduling.policies.orca import Orca
-from seams import Plan, View
+from seams import Plan, Recorder, View
 from tests.batching.modes import MODES, Mode, every, every_mode
 from tests.batching.virtual import TICK_S, World, check_closed, drive
 

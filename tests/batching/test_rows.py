@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
-from records import Arrived, History, Row
-from requested import Constraint
+from engine.lifecycle import Arrived, History
+from seams import Constraint, Row
 from tests.batching.modes import DYNAMIC_MODES, MODES
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples

@@ -24,10 +24,21 @@ from engine.iteration import Iteration, Wait
 from engine.speculation import Speculation
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
-from records import IterationRecord, Recorder, RequestRecord
-from requested import Constraint, Sampling
 from scheduling.registry import PAUSING
-from seams import Observer, Outcome, Plan, Policy, Request, Served, View
+from seams import (
+    Constraint,
+    IterationRecord,
+    Observer,
+    Outcome,
+    Plan,
+    Policy,
+    Recorder,
+    Request,
+    RequestRecord,
+    Sampling,
+    Served,
+    View,
+)
 from tests.batching.modes import Mode
 from tests.scheduling.law import Law
 from tests.scheduling.shown import NO_SIGNALS

@@ -16,7 +16,7 @@ from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
 from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, JobWorker, LineAnswer, NotNowError
 from engine.inference import Inference
-from requested import Sampling
+from seams import Sampling
 from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
 from tests.support.process import PATIENCE_S, eventually
 

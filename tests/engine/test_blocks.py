@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.blocks import Ledger
 from engine.inference import Inference
-from requested import Sampling
-from seams import Advance
+from seams import Advance, Sampling
 
 BLOCK, BUDGET = 4, 24
 

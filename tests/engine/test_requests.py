@@ -1,5 +1,5 @@
-"""What the engine keeps of requests: the queue between its threads, the learnt lengths, and the
-blocks of a rectangle."""
+"""What the engine keeps of requests: the queue between its threads, and the blocks of a
+rectangle."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.inference import Inference
-from engine.lifecycle import LEAST_LENGTHS, USERS_KEPT, LengthPredictor
 from engine.queue import RequestQueue
 from generate.rectangle import RectangleLedger
-from requested import Sampling
+from seams import Sampling
 from tests.scheduling.shown import Shown
 
 PATIENCE_S = 20.0  # only a failing test waits so long
@@ -42,25 +41,6 @@ def test_an_event_after_the_loops_last_look_keeps_it_awake(
     sleeper.start()
     sleeper.join(PATIENCE_S)
     assert not sleeper.is_alive()
-
-
-def test_the_median_of_a_users_own_requests_of_this_length_comes_before_that_of_all() -> None:
-    lengths = LengthPredictor()
-    assert lengths.predict(1, 10) is None
-    for generated in (2, 900, 3, 4):
-        lengths.learn(1, 10, generated)
-    assert lengths.predict(1, 9) == lengths.predict(2, 9) == 4
-    assert lengths.predict(1, 100) is None
-    for _ in range(LEAST_LENGTHS):
-        lengths.learn(2, 10, 50)
-    assert (lengths.predict(1, 10), lengths.predict(2, 10)) == (4, 50)
-
-
-def test_of_many_users_the_idle_ones_are_forgotten() -> None:
-    lengths = LengthPredictor()
-    for user in range(USERS_KEPT + 5):
-        lengths.learn(user, 10, 70)
-    assert len(lengths._users) == USERS_KEPT
 
 
 def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_rectangle() -> None:

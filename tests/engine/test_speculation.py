@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
-from requested import Constraint, Sampling
 from scheduling.prediction.step_time import Work
-from seams import Drafts
+from seams import Constraint, Drafts, Sampling
 from tests.examples import examples
 from tests.scheduling.law import Law
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels.gpu.sampling
-from requested import Sampling
 from runtime.sampling.sampler import SPARE, Known, Sampler, drawing_of
-from seams import Opening
+from seams import Opening, Sampling
 from tests.examples import examples
 from tests.kernels.conftest import DEVICE
 from tests.runtime.test_sampling import CPU, mixture, samplings, some_logits

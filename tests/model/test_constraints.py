@@ -14,11 +14,11 @@ from benchmarks.bare import Tally
 from engine.inference import Inference
 from model import LoadOptions, load_model
 from models.names import EMBEDDED
-from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_choice, of_schema
 from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
+from seams import Constraint, Sampling
 from tests.model.served import answers, serve
 from tests.recalling import recall
 from text.tokenizer import Tokenizer

@@ -19,10 +19,10 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from generate.modes import ModeName, make_ledger
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
-from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
+from seams import Constraint, Sampling
 from tests.examples import examples
 from tests.model.peer import LogitsTap
 from tests.model.served import POLICIES, VOCAB, serve, small

@@ -22,8 +22,8 @@ from model_server.remote.model import RemoteModel
 from model_server.shards import Shard, Shards
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
-from requested import Sampling
 from scheduling.policies.orca import Orca
+from seams import Sampling
 from tests.batching.virtual import Books
 from tests.model_server.served import connected, hash_shards, running, served, unix
 from tests.support.hash_model import HashModel

@@ -21,7 +21,7 @@ from model_server.quantise import quantise
 from models.weights import loader
 from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource
-from requested import Sampling
+from seams import Sampling
 from tests.model_server.test_shards import generate
 from tests.models.families import FAMILIES, VOCAB, write
 from tests.models.test_gguf import WRITTEN, written

@@ -26,8 +26,7 @@ from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
-from requested import Sampling
-from seams import DeviceMemoryError, ModelLostError, Opening, Step
+from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
 from tests.batching.modes import MODES, Mode
 from tests.batching.virtual import Books, drive
 from tests.model_server.served import Served, connected, served, stub, unix

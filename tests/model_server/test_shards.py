@@ -11,8 +11,7 @@ import pytest
 from generate.modes import MODES
 from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
-from requested import Constraint, Sampling, TokenLogprobs
-from seams import Model
+from seams import Constraint, Model, Sampling, TokenLogprobs
 from serving.config import Config
 from tests.bare import Bare
 from tests.model_server.served import connected, unix

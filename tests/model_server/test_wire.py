@@ -9,7 +9,6 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-import requested
 import seams
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
@@ -19,23 +18,23 @@ ids = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
 numbers = st.floats(allow_nan=False)
 scores = st.builds(
-    requested.TokenLogprobs, ids, numbers, st.lists(st.tuples(ids, numbers), max_size=3).map(tuple)
+    seams.TokenLogprobs, ids, numbers, st.lists(st.tuples(ids, numbers), max_size=3).map(tuple)
 )
-kinds = st.sampled_from(get_args(requested.ConstraintKind))
+kinds = st.sampled_from(get_args(seams.ConstraintKind))
 FIELDS: dict[str, st.SearchStrategy[object]] = {
     "int": counts,
     "int | None": st.none() | counts,
     "float": numbers,
     "tuple[int, ...]": st.lists(ids, max_size=4).map(tuple),
     "tuple[tuple[int, float], ...]": st.lists(st.tuples(ids, numbers), max_size=3).map(tuple),
-    "Constraint | None": st.none() | st.builds(requested.Constraint, kinds, st.text()),
+    "Constraint | None": st.none() | st.builds(seams.Constraint, kinds, st.text()),
 }
 # every field of them, those included that have a default
 samplings = st.builds(
-    requested.Sampling,
+    seams.Sampling,
     **{  # type: ignore[arg-type]
         field.name: st.integers(0, 2**64 - 1) if field.name == "seed" else FIELDS[str(field.type)]
-        for field in dataclasses.fields(requested.Sampling)
+        for field in dataclasses.fields(seams.Sampling)
     },
 )
 openings = st.builds(

@@ -12,10 +12,9 @@ from torch import nn
 from generate.modes import ModeName
 from model import LoadOptions, load_model
 from models.gpt2 import Block, causal_attention
-from requested import Sampling
 from runtime.attention import attention_kernel
 from runtime.executor import Executor
-from seams import Opening, Outcome, Step
+from seams import Opening, Outcome, Sampling, Step
 
 PROMPTS = (5, 9, 16, 1, 12)
 

@@ -23,13 +23,12 @@ from transformers import (
 
 import runtime.sampling.scoring
 from kernels import sampling_library
-from requested import Sampling
 from runtime.grammar.masks import Masks
 from runtime.sampling.drawing import gumbel, keys, truncated
 from runtime.sampling.sampler import Known, Sampler, allowed_of, asked_of, drawing_of
 from runtime.sampling.scoring import Targets, flattened, logprobs_by_row, score_all
 from runtime.transfer import send
-from seams import Opening
+from seams import Opening, Sampling
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(sampling_library() is None, reason="no compiler")

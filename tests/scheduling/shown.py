@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
-from requested import ServiceClass
 from scheduling.composed import Order
-from seams import Observer, Plan, Policy, Request, Served, View
+from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 
 
 @dataclass(frozen=True, slots=True)

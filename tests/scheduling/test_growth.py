@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requested import ServiceClass
 from scheduling.growth import with_growth
-from seams import Advance, Plan, Request
+from seams import Advance, Plan, Request, ServiceClass
 from tests.examples import examples
 from tests.scheduling.shown import Shown, queues, view
 

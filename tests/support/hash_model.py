@@ -23,8 +23,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from requested import Sampling, TokenLogprobs
-from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
+from seams import (
+    DeviceLostError,
+    DeviceMemoryError,
+    Drafts,
+    ModelLostError,
+    Opening,
+    Outcome,
+    Sampling,
+    Step,
+    TokenLogprobs,
+)
 from tests.support.hashed import VOCAB_SIZE, absorb, choose, drafted, forced, logprobs_of
 
 

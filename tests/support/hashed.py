@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from requested import TokenLogprobs
-from seams import Drafts
+from seams import Drafts, TokenLogprobs
 
 VOCAB_SIZE = 257
 MOST_FORCED = 3

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records import IterationRecord, RequestRecord
+from seams import IterationRecord, RequestRecord
 from telemetry.stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats
 
 REQUEST = RequestRecord(10.0, 11.0, 12.0, 16.0, 16.0, 4, 5, 5, 0, "immediate", "length")

@@ -17,17 +17,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records import (
-    DECODE,
-    KINDS,
-    Arrived,
-    Ended,
-    Event,
-    History,
-    IterationRecord,
-    RequestRecord,
-    Rows,
-)
+from engine.lifecycle import Arrived, Ended, Event, History
+from seams import DECODE, KINDS, IterationRecord, RequestRecord, Rows
 from telemetry.recording import as_json
 from tests.support.process import PATIENCE_S, Server
 from tests.watch.conftest import KEY

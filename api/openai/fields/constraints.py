@@ -12,9 +12,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from api.http.errors import ApiError
 from api.limits import at_most
 from api.signals import Signals
-from requested import Constraint
 from runtime.grammar.constraints import ANY_OBJECT, of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import GrammarError
+from seams import Constraint
 
 MOST_CHOICES = 4096
 MOST_FIELDS = 16  # of structured_outputs, right or wrong

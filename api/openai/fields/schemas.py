@@ -59,7 +59,7 @@ from api.openai.fields.tools import (
     Tools,
 )
 from api.openai.offer import Offer, offer_of
-from requested import Constraint, Sampling
+from seams import Constraint, Sampling
 
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4

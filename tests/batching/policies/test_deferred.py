@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from engine.inference import Inference
-from requested import ServiceClass
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Load, Predictor
 from scheduling.prediction.step_time import Work
-from seams import Plan, Policy, Served, View
+from seams import Plan, Policy, Served, ServiceClass, View
 from tests.batching.modes import ADMISSIONS, MODES, POLICIES, Mode
 from tests.batching.virtual import (
     TICK_S,

@@ -13,7 +13,7 @@ import torch
 from generate import dynamic, static
 from generate.modes import LayOut
 from model import LoadOptions, ModelOptionError, load_model
-from requested import Sampling, TokenLogprobs
+from seams import Sampling, TokenLogprobs
 from tests.bare import GREEDY, Bare
 from tests.model.peer import LogitsTap, load, without_kernel
 from tests.models.families import CONFIGS, VOCAB, logits_of, write_all

@@ -12,9 +12,8 @@ from pydoc_data import topics
 import pytest
 
 from model import LoadOptions, load_model
-from requested import Sampling
 from runtime.executor import Executor
-from seams import Opening, Step
+from seams import Opening, Sampling, Step
 from text.vocabulary import load_tokenizer
 
 WINDOW = 1024

@@ -23,14 +23,13 @@ import runtime.transfer
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
 from models.gpt2 import GPT, GPTConfig
 from models.weights.checkpoint import open_source
-from requested import Sampling
 from runtime.drafting.lookup import Lookup
 from runtime.executor import Executor
 from runtime.gpu.device import Device
 from runtime.gpu.graphs import Graphs
 from runtime.gpu.selfcheck import Verdict
 from runtime.transfer import stage
-from seams import Drafts, Opening, Step
+from seams import Drafts, Opening, Sampling, Step
 from tests.runtime.gpu.pretend import pretend_gpus
 
 GPU = torch.device("meta")

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
-from requested import Sampling
 from runtime.executor import Executor
 from runtime.gpu.buckets import Bucket, Buckets
 from runtime.gpu.graphs import Graphs
 from runtime.gpu.paged import Packed
 from runtime.gpu.tables import KeptTables
 from runtime.transfer import stage
-from seams import Opening, Step
+from seams import Opening, Sampling, Step
 from tests.kernels.conftest import launched
 
 CONTEXT = 512  # more than one program reads of a row

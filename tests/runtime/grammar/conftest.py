@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from models.names import EMBEDDED
-from requested import Constraint
 from runtime.grammar.grammars import Compiled, Grammars
 from runtime.grammar.matching import Matching, MatchingAhead
+from seams import Constraint
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 

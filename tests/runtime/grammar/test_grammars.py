@@ -18,12 +18,12 @@ from jsonschema import Draft202012Validator, FormatChecker
 from llguidance import LLMatcher
 
 from models.names import EMBEDDED
-from requested import Constraint
 from runtime.grammar import grammars as module
 from runtime.grammar.checking import Checker
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import LIMITS, GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
+from seams import Constraint
 from tests.runtime.grammar.conftest import allowed, shortest, text_of, walk
 from tests.runtime.grammar.schemas import SCHEMAS, Schema
 from tests.text.llama import BYTE_LEVEL, SENTENCEPIECE

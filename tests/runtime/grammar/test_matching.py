@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from requested import Constraint, Sampling
 from runtime.grammar import matching as module
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
 from runtime.iteration import KnownSequence
-from seams import Opening
+from seams import Constraint, Opening, Sampling
 from tests.runtime.grammar.conftest import allowed, mask_of
 from tests.support.hash_app import byte_tokenizer
 from text.tokenizer import Tokenizer

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inference import Inference
-from requested import Sampling
 from scheduling import registry
 from scheduling.contract import check_plan
 from scheduling.policies.nobatch import NoBatch
@@ -22,7 +21,7 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from scheduling.registry import make_policy
-from seams import Plan, Policy
+from seams import Plan, Policy, Sampling
 from serving.config import Config
 from tests.examples import examples
 from tests.scheduling.law import Law

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records import IterationRecord
-from scheduling.prediction.predictor import MOST_PLANNING_S, REFIT_EVERY, Predictor, features
+from scheduling.prediction.predictor import (
+    LEAST_LENGTHS,
+    MOST_PLANNING_S,
+    REFIT_EVERY,
+    USERS_KEPT,
+    LengthPredictor,
+    Predictor,
+    features,
+)
 from scheduling.prediction.step_time import SEEN_OFTEN, Work, fit, nnls
-from seams import Advance
+from seams import Advance, IterationRecord
 from tests.scheduling.shown import Shown
 
 
@@ -157,3 +164,22 @@ def test_sizes_that_no_iteration_had_lie_between_those_that_many_had() -> None:
     for tokens in (4, 9, 16, 40, 100, 200, 300, 500):
         foretold_s = curve.seconds(Work(tokens, 4, 4, 100, 100))
         assert foretold_s == pytest.approx(0.01 + 0.001 * tokens, rel=0.05)
+
+
+def test_the_median_of_a_users_own_requests_of_this_length_comes_before_that_of_all() -> None:
+    lengths = LengthPredictor()
+    assert lengths.predict(1, 10) is None
+    for generated in (2, 900, 3, 4):
+        lengths.learn(1, 10, generated)
+    assert lengths.predict(1, 9) == lengths.predict(2, 9) == 4
+    assert lengths.predict(1, 100) is None
+    for _ in range(LEAST_LENGTHS):
+        lengths.learn(2, 10, 50)
+    assert (lengths.predict(1, 10), lengths.predict(2, 10)) == (4, 50)
+
+
+def test_of_many_users_the_idle_ones_are_forgotten() -> None:
+    lengths = LengthPredictor()
+    for user in range(USERS_KEPT + 5):
+        lengths.learn(user, 10, 70)
+    assert len(lengths._users) == USERS_KEPT

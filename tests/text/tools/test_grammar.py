@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from requested import Constraint
 from runtime.grammar.grammars import Grammars
+from seams import Constraint
 from tests.text.tools.calls import EACH_FORM, Call, loaded, read, write
 from text.tokenizer import Detokenizer, Tokenizer
 from text.tools.forms import HERMES, MISTRAL, CallForm

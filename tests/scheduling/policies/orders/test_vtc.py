@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inference import Inference
-from requested import Sampling
 from scheduling.policies.orders.dlpm import DLPM, QUANTUM
 from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN, VTC
-from seams import Served
+from seams import Sampling, Served
 from tests.batching.modes import DYNAMIC_MODES
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
