@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from deferred.entities import LineError, NewItem, Unrun
-from web.json_text import HALF, read_json
+from web.requests import HALF, read_json
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MOST_LINES = 50_000

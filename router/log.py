@@ -2,7 +2,7 @@
 
 import logging
 
-from web.json_text import JsonFormatter
+from web.requests import JsonFormatter
 
 LOGGER = logging.getLogger("router")
 

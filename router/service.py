@@ -40,10 +40,8 @@ from router.rules.request import DispatchLimits
 from router.rules.responses import PATH as RESPONSES
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
-from web.browsers import Rules, own_names
-from web.cors import response_headers
-from web.headers import HEADER, request_id
-from web.pace import Pace, is_paced
+from web.browsers import Rules, own_names, response_headers
+from web.requests import HEADER, Pace, is_paced, request_id
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
 # moment is lost, so the router closes idle connections earlier.

@@ -1,4 +1,5 @@
-"""Which requests of web pages are accepted, for server and router.
+"""Which requests of web pages are accepted, and which pages may read the responses, for server and
+router. No I/O but `own_names`.
 
 A page that a browser shows can send requests to servers that only this browser reaches, in two
 ways. It makes its own name resolve to the server's address (DNS rebinding): for the browser the
@@ -6,6 +7,10 @@ server is then the page's own, and only `Host` shows the other name. Or it sends
 another origin that needs no preflight: it cannot read the response, but a change is made. `Origin`
 or `Sec-Fetch-Site`, which no page can set, show where such a request comes from; other clients send
 neither. <https://fetch.spec.whatwg.org/#origin-header>, <https://www.w3.org/TR/fetch-metadata/>
+
+Before a request that needs it, a browser sends OPTIONS, which gets the same headers. An allowed
+origin may use any method and headers: the headers of clients' SDKs change with every release, and
+servers refuse or ignore unknown ones anyway. <https://fetch.spec.whatwg.org/#http-cors-protocol>
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 
 from options import comma_separated
 
@@ -25,6 +31,11 @@ OWN_SITES = frozenset(
     {"same-origin", "none"}
 )  # none: the user typed the address or chose a bookmark
 DEFAULT_PORTS = {"http": 80, "https": 443}
+ALLOWS = {  # request header -> response header
+    "Access-Control-Request-Method": "Access-Control-Allow-Methods",
+    "Access-Control-Request-Headers": "Access-Control-Allow-Headers",
+}
+MAX_AGE_S = 600  # for which the response to OPTIONS is valid
 
 _NAME = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE | re.ASCII)
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?")
@@ -90,10 +101,14 @@ class Rules:
 
     def _knows(self, host: str) -> bool:
         """Any client but a browser may leave out its Host. No name of a page is an IP address."""
-        if not host:
-            return True
         name, _ = _split(host)
-        return _is_address(name) or name in self._names or f".{name}".endswith(self._domains)
+        if not host or name in self._names or f".{name}".endswith(self._domains):
+            return True
+        read = ipaddress.IPv6Address if name.startswith("[") else ipaddress.IPv4Address
+        with suppress(ValueError):
+            read(name.strip("[]"))
+            return True
+        return False
 
     def _may_change(self, host: str, origin: str, site: str) -> bool:
         if site in OWN_SITES or not (origin or site):
@@ -112,17 +127,6 @@ def _split(authority: str) -> tuple[str, int | None]:
     return found[1].removesuffix("."), int(found[2]) if found[2] else None
 
 
-def _is_address(name: str) -> bool:
-    try:
-        if name.startswith("["):
-            ipaddress.IPv6Address(name[1:-1])
-        else:
-            ipaddress.IPv4Address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_same(origin: str, host: str) -> bool:
     """Whether a page is of this server. A proxy in front of it may have ended TLS, so a Host
     without a port has the default port of the page's scheme."""
@@ -130,3 +134,28 @@ def _is_same(origin: str, host: str) -> bool:
     default = DEFAULT_PORTS.get(scheme)
     (name, port), (own_name, own_port) = _split(authority), _split(host)
     return bool(default and name) and (name, port or default) == (own_name, own_port or default)
+
+
+def response_headers(
+    allowed: Set[str], method: str, header: Callable[[str], str | None]
+) -> tuple[dict[str, str], set[str]]:
+    """The headers that a response gets, and the names that it adds to `Vary`. `allowed`: origins,
+    or `*` for all of them. `header` returns a header of the request."""
+    origin, vary = header("Origin"), set()
+    if ANY_ORIGIN in allowed:
+        origin = ANY_ORIGIN
+    else:
+        vary.add("Origin")  # a cache must not give one origin's response to another
+        if origin is None or origin not in allowed:
+            return {}, vary
+    headers = {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+    }
+    if method == "OPTIONS":
+        vary.update(ALLOWS)
+        headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
+        for asked, allow in ALLOWS.items():
+            if (value := header(asked)) is not None:
+                headers[allow] = value
+    return headers, vary

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.http.errors import ApiError, chunk_error, explain, show
-from web.json_text import read_json
+from web.requests import read_json
 
 MOST_UNKNOWN = 8  # unknown fields that an error names
 

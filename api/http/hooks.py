@@ -20,10 +20,8 @@ from api.http.worker.intake import ARRIVED_S
 from engine.inference import Inference
 from serving.config import Config
 from telemetry.tracing import Tracing
-from web.browsers import HEADERS, Rules, own_names
-from web.cors import response_headers
-from web.headers import HEADER, bearer_key, is_valid, request_id
-from web.json_text import JsonFormatter
+from web.browsers import HEADERS, Rules, own_names, response_headers
+from web.requests import HEADER, JsonFormatter, bearer_key, is_valid, request_id
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +141,7 @@ def register_rules(app: Flask, config: Config) -> None:
 
 
 def register_cors(app: Flask, allowed: str | None) -> None:
-    """Says which other origins may call the server (`--cors-allow-origin`): `web/cors.py`.
+    """Says which other origins may call the server (`--cors-allow-origin`): `web/browsers.py`.
     `allowed`: origins, comma separated, or `*`; None allows no page."""
     if allowed is None:
         return

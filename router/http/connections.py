@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from router.rules.messages import errors
-from web.headers import HEADER, request_id
+from web.requests import HEADER, request_id
 
 MOST_FILES = 65_536  # beyond it, the connections' memory is what runs out
 OTHER_FILES = 100  # logs, probes, and connections that were accepted at once

@@ -25,7 +25,7 @@ from router.rules.messages.errors import Problem
 from router.rules.messages.request_body import RequestBody, parse_body, prefix_blocks
 from router.rules.request import NoPlace, RoutedRequest
 from telemetry.tracing import Tracing
-from web.headers import HEADER, bearer_key, is_valid, request_id
+from web.requests import HEADER, bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from web.browsers import Rules, host_names, own_names
-from web.json_text import read_json
-from web.pace import AT_ONCE, MOST_ADDRESSES, MOST_LATE_S, PER_S, Pace, is_paced
+from web.requests import AT_ONCE, MOST_ADDRESSES, MOST_LATE_S, PER_S, Pace, is_paced, read_json
 
 KEYS = ("sesame",)
 HERE = "127.0.0.1:8500"

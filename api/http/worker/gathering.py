@@ -3,8 +3,8 @@ runs.
 
 The poller waits for clients: for a request, for the rest of it, to read the end of a response, and
 then for the client's end. So a slow client costs memory and a file but no thread, until its time is
-over, and neither does a refusal that is late (`web/pace.py`). If connections run out, the one that
-waits longest is closed; if the bodies of all requests need too much memory, or the system refuses a
+over, and neither does a refusal that is late (`Pace`). If connections run out, the one that waits
+longest is closed; if the bodies of all requests need too much memory, or the system refuses a
 thread, a request gets 503. A probe has threads of its own. Requests beyond those that could run
 soon are pending in the intake (`intake.py`)."""
 
@@ -30,8 +30,7 @@ from api.http.worker.incoming import PIECE_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.worker.outgoing import Outgoing
 from api.http.worker.threads import Threads
-from web.headers import bearer_key, is_valid
-from web.pace import Pace
+from web.requests import Pace, bearer_key, is_valid
 
 log = logging.getLogger(__name__)
 

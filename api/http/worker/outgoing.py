@@ -15,7 +15,7 @@ import time
 from socket import MSG_DONTWAIT
 
 from api.http.worker.incoming import BYTES_PER_S
-from web.pace import is_paced
+from web.requests import is_paced
 
 # what is called of it besides: by gunicorn, and by the thread that watches clients
 USED = ("close", "fileno", "gettimeout", "recv", "settimeout", "shutdown")

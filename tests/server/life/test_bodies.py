@@ -13,7 +13,7 @@ import requests
 from tests.api.test_requests import expected
 from tests.support.process import PATIENCE_S, Server, connected, eventually, shared
 from tests.support.wire import all_of, head
-from web.pace import AT_ONCE
+from web.requests import AT_ONCE
 
 MIB = 2**20
 MOST = MIB + MIB // 4  # of all bodies together
