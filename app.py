@@ -24,7 +24,7 @@ from api.defaults import SamplingDefaults, load_sampling_defaults
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
 from api.http.hooks import register_hooks
-from api.http.worker.intake import Intake, handled_at_once
+from api.http.worker.handlers import Intake, handled_at_once
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
@@ -86,9 +86,8 @@ def sampling_defaults(config: Config) -> SamplingDefaults:
 
 def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
     """Requests are pending in it only if its order is the one in which they would run."""
-    if config.mode == "dynamic" and config.policy not in IN_ORDER:
-        return Intake()
-    if config.max_concurrent_requests is not None:  # which refuses at once
+    reordered = config.mode == "dynamic" and config.policy not in IN_ORDER
+    if reordered or config.max_concurrent_requests is not None:  # which refuses at once
         return Intake()
     queue, at_once = manager.queue, handled_at_once(config.most_resident)
 

@@ -20,7 +20,7 @@ from api.http.errors import CLIENT_GONE, ApiError, busy, refusal, show
 from api.http.hooks import belongs_to_request, presented_owner
 from api.http.traces import trace_generations
 from api.http.turns import EncodingTurns
-from api.http.worker.intake import ARRIVED_S
+from api.http.worker.handlers import ARRIVED_S
 from api.http.writer import Writer
 from api.signals import NONE, Signals, signal
 from batching import BatchingManager

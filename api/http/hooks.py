@@ -16,7 +16,7 @@ from flask import Flask, Response, g, has_request_context, request
 
 from api.http.errors import ApiError, RefusedBody, show
 from api.http.traces import register_traces
-from api.http.worker.intake import ARRIVED_S
+from api.http.worker.handlers import ARRIVED_S
 from engine.inference import Inference
 from serving.config import Config
 from telemetry.tracing import Tracing

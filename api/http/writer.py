@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
-from api.http.worker.outgoing import Outgoing
+from api.http.worker.connection import Outgoing
 
 COMMENT = b": waiting\n\n"
 

@@ -6,7 +6,7 @@ then for the client's end. So a slow client costs memory and a file but no threa
 over, and neither does a refusal that is late (`Pace`). If connections run out, the one that waits
 longest is closed; if the bodies of all requests need too much memory, or the system refuses a
 thread, a request gets 503. A probe has threads of its own. Requests beyond those that could run
-soon are pending in the intake (`intake.py`)."""
+soon are pending in the intake (`handlers.py`)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
-from api.http.errors import ApiError, RefusedBody, busy
-from api.http.worker.incoming import PIECE_BYTES, Incoming
-from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
-from api.http.worker.outgoing import Outgoing
-from api.http.worker.threads import Threads
-from web.requests import Pace, bearer_key, is_valid
+from api.http.errors import ApiError, busy
+from api.http.worker.connection import PIECE_BYTES, Incoming, Outgoing
+from api.http.worker.handlers import ARRIVED_S, GENERATION_PATHS, Intake, Threads
+from web.requests import Pace
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """A new connection."""
         deadline_s = time.monotonic() + self.client_timeout_s
         conn.incoming = conn.parser = Incoming(
-            conn.sock, self.cfg, conn.client, self.most_body_bytes, deadline_s, self._admits
+            conn.sock, self.cfg, conn.client, self.most_body_bytes, deadline_s, self.keys
         )
         conn.outgoing = Outgoing(conn.sock, self.client_timeout_s)
         conn.held_bytes = 0
@@ -94,54 +92,29 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
 
-    def _admits(self, headers: Sequence[tuple[str, str]]) -> bool:
-        """The application checks the key again."""
-        return not self.keys or any(
-            is_valid(bearer_key(value).encode(), self.keys)
-            for name, value in headers
-            if name == "AUTHORIZATION"
-        )
-
     def _serve(self, conn: TConn) -> None:
         """In a thread of its own."""
+        client, conn.sock = conn.sock, conn.outgoing
+        conn.outgoing.refuses, conn.outgoing.bodiless = None, conn.incoming.method == b"HEAD"
+        ARRIVED_S.set(conn.arrived_s)
         stays = False
         try:
             stays = bool(self.handle(conn))
         finally:
-            self.method_queue.defer(self._finish, conn, stays)
-
-    def handle(self, conn: TConn) -> object:
-        client, conn.sock = conn.sock, conn.outgoing
-        conn.outgoing.begin(bodiless=conn.incoming.method == b"HEAD")
-        try:
-            return super().handle(conn)
-        finally:
             conn.sock = client
-
-    def handle_request(self, request: Any, conn: TConn) -> object:
-        incoming = conn.incoming
-        if incoming.whole or not incoming.admitted or incoming.refusal is not None:
-            request._expected_100_continue = False  # it was sent, or the body is not wanted
-        if not incoming.whole:  # the beginning of the next request is unknown
-            request.force_close()
-        if incoming.refusal is not None:
-            request.body = RefusedBody(incoming.refusal)
-        ARRIVED_S.set(conn.arrived_s)
-        return super().handle_request(request, conn)
-
-    def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
-        return bool(keepalive and conn.incoming.finish())
+            self.method_queue.defer(self._finish, conn, stays)
 
     def _finish(self, conn: TConn, stays: bool) -> None:
         self.intake.handled -= conn.counted
         conn.counted, conn.arrived_s = False, None
-        self._take_pending()
+        if self.intake.pending:
+            self._take_pending()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
-            self._forget(conn)
+            self._drop(conn)
             return
         conn.stays = stays
         late_s = self.pace.late_s(conn.client[0]) if conn.outgoing.refuses else 0.0
-        if late_s and not conn.outgoing.whole:
+        if late_s and conn.outgoing.rest:
             if not stays:
                 conn.incoming.drop_body()
             self._count(conn)
@@ -156,11 +129,25 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._drop(conn)
 
     def _send_rest(self, conn: TConn) -> None:
-        if conn.outgoing.whole:
-            self._sent(conn)
-        else:
-            conn.incoming.deadline_s = conn.outgoing.deadline_s
+        """Then the connection waits for the next request, or ends."""
+        now_s, incoming = time.monotonic(), conn.incoming
+        if conn.outgoing.rest:
+            incoming.deadline_s = conn.outgoing.deadline_s
             self._wait(conn, self._write, selectors.EVENT_WRITE)
+        elif conn.stays:
+            self._count(conn)
+            idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
+            incoming.deadline_s = now_s + (self.client_timeout_s if incoming.begun else idle_s)
+            self._wait(conn, self._read)
+            if incoming.begun:
+                self._proceed(conn)
+        else:
+            incoming.deadline_s = now_s + LINGER_S
+            self._wait(conn, self._discard)
+            try:
+                conn.sock.shutdown(socket.SHUT_WR)
+            except OSError:  # it is gone
+                self._drop(conn)
 
     def _write(self, conn: TConn, _client: socket.socket) -> None:
         try:
@@ -169,28 +156,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._drop(conn)
             return
         conn.incoming.deadline_s = conn.outgoing.deadline_s
-        if conn.outgoing.whole:
+        if not conn.outgoing.rest:
             self._end_wait(conn)
-            self._sent(conn)
-
-    def _sent(self, conn: TConn) -> None:
-        """The response was sent: the connection waits for the next request, or ends."""
-        now_s = time.monotonic()
-        if conn.stays:
-            self._count(conn)
-            idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
-            conn.incoming.deadline_s = now_s + (
-                self.client_timeout_s if conn.incoming.begun else idle_s
-            )
-            self._wait(conn, self._read)
-            self._proceed(conn)
-        else:
-            conn.incoming.deadline_s = now_s + LINGER_S
-            self._wait(conn, self._discard)
-            try:
-                conn.sock.shutdown(socket.SHUT_WR)
-            except OSError:  # it is gone
-                self._drop(conn)
+            self._send_rest(conn)
 
     def _wait(
         self,
@@ -199,33 +167,27 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         events: int = selectors.EVENT_READ,
     ) -> None:
         self._waiting[conn] = ready
-        self.poller.register(conn.sock, events, partial(self._dispatch, conn))
-
-    def _dispatch(self, conn: TConn, client: socket.socket) -> None:
-        """Its connection may have been dropped by an event before this one."""
-        if (ready := self._waiting.get(conn)) is not None:
-            ready(conn, client)
+        self.poller.register(conn.sock, events, partial(ready, conn))
 
     def _read(self, conn: TConn, client: socket.socket) -> None:
+        incoming = conn.incoming
         try:
             data = client.recv(PIECE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data and not conn.incoming.has_head:
+        if not data and incoming.request is None:
             self._drop(conn)
             return
-        if not conn.incoming.begun:
-            conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
-        conn.incoming.feed(data)
+        if not incoming.begun:
+            incoming.deadline_s = time.monotonic() + self.client_timeout_s
+        incoming.feed(data)
         self._proceed(conn)
 
     def _proceed(self, conn: TConn) -> None:
-        """Gives a thread to a request that is ready, or will not be."""
+        """Gives a thread to a request that has begun, if it is ready, or will not be."""
         incoming = conn.incoming
-        if not incoming.begun:
-            return
         ready = incoming.is_ready()
         self._count(conn)
         held_bytes = self._held_bytes + incoming.missing_bytes
@@ -241,38 +203,32 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 conn.sock.send(CONTINUE)
 
     def _take(self, conn: TConn) -> None:
-        incoming = conn.incoming
-        waits = incoming.whole and incoming.admitted and incoming.refusal is None
-        if waits and incoming.method == b"POST" and incoming.path in GENERATION_PATHS:
-            if self.intake.is_full():
-                refusal = self.intake.refusal()
+        self._end_wait(conn)
+        incoming, intake = conn.incoming, self.intake
+        generates = incoming.method == b"POST" and incoming.path in GENERATION_PATHS
+        if generates and incoming.whole and incoming.admitted:
+            if not intake.pending and intake.handled < intake.most():
+                intake.handled += 1
+                conn.counted = True
+            else:
+                refusal = intake.refusal()
                 # the other half is for probes and for clients that are still sending
-                if refusal is None and len(self.intake.pending) >= self.worker_connections // 2:
-                    refusal = busy(
-                        "the server has too few files for more waiting requests; try again"
-                    )
+                if refusal is None and len(intake.pending) >= self.worker_connections // 2:
+                    reason = "the server has too few files for more waiting requests; try again"
+                    refusal = busy(reason)
                 if refusal is None:
-                    self._end_wait(conn)
-                    self.intake.add(conn)
-                    self.poller.register(
-                        conn.sock, selectors.EVENT_READ, partial(self._pending, conn)
-                    )
+                    intake.add(conn)
+                    ready = partial(self._pending, conn)
+                    self.poller.register(conn.sock, selectors.EVENT_READ, ready)
                     return
                 self._refuse(conn, refusal)
-            else:
-                self.intake.handle()
-                conn.counted = True
-        self._end_wait(conn)
         self._hand_over(conn)
 
     def _pending(self, conn: TConn, client: socket.socket) -> None:
         """The client of a pending request leaves, or sends its next request early."""
-        if conn not in self.intake.pending:  # taken by the event before this one
-            return
         if self._leaves(client):
             self.intake.leave(conn)
-            self._forget(conn)
-            conn.close()
+            self._drop(conn)
 
     def _leaves(self, client: socket.socket) -> bool:
         """Of a connection that can be read; what else it sends is read later."""
@@ -288,8 +244,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         while (one := self.intake.take()) is not None:
             conn, arrived_s = one
             conn.counted, conn.arrived_s = True, arrived_s
-            with contextlib.suppress(KeyError):  # it sent more
-                self.poller.unregister(conn.sock)
+            self._end_wait(conn)
             self._hand_over(conn)
 
     def _hand_over(self, conn: TConn) -> None:
@@ -327,18 +282,17 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._drop(conn)
 
     def _end_wait(self, conn: TConn) -> None:
-        del self._waiting[conn]
+        """Also of a request that was pending."""
+        self._waiting.pop(conn, None)
         with contextlib.suppress(KeyError):  # it sent more
             self.poller.unregister(conn.sock)
 
     def _drop(self, conn: TConn) -> None:
-        self._end_wait(conn)
-        self._forget(conn)
-        conn.close()
-
-    def _forget(self, conn: TConn) -> None:
+        if conn in self._waiting:
+            self._end_wait(conn)
         self.nr_conns -= 1
         self._held_bytes -= conn.held_bytes
+        conn.close()
 
     def _drop_oldest(self) -> None:
         if self._waiting:
@@ -348,23 +302,25 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """It would write a time for a limit (`timeout`) that is not set."""
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """And then ends connections that have waited too long."""
         waiting = self._waiting or self.intake.pending
-        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if waiting else timeout)
-
-    def murder_pending(self) -> None:
-        """gunicorn's loop calls it after all events: ends connections that have waited too long."""
+        for key, _ in self.poller.select(min(timeout, SCAN_S) if waiting else timeout):
+            # an event before this one may have ended its wait
+            if self.poller.get_map().get(key.fd) is key:
+                key.data(key.fileobj)
         now_s = time.monotonic()
         if now_s < self._scanned_s + SCAN_S:
             return
         self._scanned_s = now_s
-        self._take_pending()
+        if self.intake.pending:
+            self._take_pending()
         for conn, ready in list(self._waiting.items()):
             if conn.incoming.deadline_s > now_s:
                 continue
             if ready == self._late:
                 self._end_wait(conn)
                 self._send_rest(conn)
-            elif ready == self._read and conn.incoming.has_head:
+            elif ready == self._read and conn.incoming.request is not None:
                 self._end_wait(conn)
                 self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
@@ -374,5 +330,5 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """Shortens the waits for clients, except for those that are still reading, and of late
         refusals, so that the server's end does not wait for them."""
         for conn, ready in self._waiting.items():
-            if conn.outgoing.whole or ready == self._late:
+            if not conn.outgoing.rest or ready == self._late:
                 conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)

@@ -27,10 +27,14 @@ from api.http import turns
 from api.http.departed import Departures
 from api.http.errors import ApiError
 from api.http.turns import PER_S, SHORT, EncodingTurns
-from api.http.worker.incoming import BYTES_PER_S, MOST_HEAD_BYTES, Incoming
-from api.http.worker.intake import ARRIVED_S, Intake
-from api.http.worker.outgoing import MOST_KEPT_BYTES, Outgoing
-from api.http.worker.threads import Threads
+from api.http.worker.connection import (
+    BYTES_PER_S,
+    MOST_HEAD_BYTES,
+    MOST_KEPT_BYTES,
+    Incoming,
+    Outgoing,
+)
+from api.http.worker.handlers import ARRIVED_S, Intake, Threads
 from api.http.writer import Writer
 from app import create_app
 from serving.config import Config as ServerConfig
@@ -96,7 +100,7 @@ def test_a_request_is_ready_with_its_last_byte_and_read_as_gunicorn_reads_it(
         assert incoming.whole
         message = next(incoming)
         told.append((message.uri, message.body.read()))
-        assert incoming.finish()
+        assert incoming.finish_body()
         assert cuts is None or not incoming.begun
     assert told == parsed([b"".join(requests)], len(requests))
 
@@ -142,7 +146,8 @@ def test_a_head_that_cannot_be_read_is_refused_by_the_api_of_its_path(
     assert incoming.refusal is not None
     assert incoming.refusal.status == status
     message = next(incoming)
-    assert (message.path, message.body.read(), message.should_close()) == (path, b"", True)
+    assert (message.path, message.body.error) == (path, incoming.refusal)
+    assert message.should_close()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_no_request_follows_malformed_chunks_that_nobody_has_read(body: bytes) -
     incoming.feed(in_chunks([]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + body)
     assert incoming.is_ready()
     next(incoming)
-    assert not incoming.finish()
+    assert not incoming.finish_body()
 
 
 def test_requests_that_are_not_gathered_are_read_from_the_socket_until_the_deadline(
@@ -192,13 +197,13 @@ def test_a_client_gets_time_only_for_what_it_sends_and_reads(pair: Pair) -> None
     assert incoming.deadline_s == 10.5
     outgoing = Outgoing(pair[0], 3600.0)
     outgoing.post(bytes(8_000_000))  # more than a socket holds
-    first_s, kept = outgoing.deadline_s, len(outgoing._rest)
+    first_s, kept = outgoing.deadline_s, len(outgoing.rest)
     assert kept > MOST_KEPT_BYTES
     outgoing.flush()
     assert outgoing.deadline_s == first_s
     pair[1].recv(1 << 16)
     outgoing.flush()
-    read_s = (kept - len(outgoing._rest)) / BYTES_PER_S
+    read_s = (kept - len(outgoing.rest)) / BYTES_PER_S
     assert outgoing.deadline_s == pytest.approx(first_s + read_s)
 
 
@@ -214,10 +219,10 @@ def test_requests_are_handled_in_order_of_arrival_and_never_more_than_may_be(
     arrived = 0
     for event in events:
         if event == "arrive":
-            if intake.is_full():
+            if intake.pending or intake.handled >= intake.most():
                 intake.add(arrived)
             else:
-                intake.handle()
+                intake.handled += 1
                 handled.append(arrived)
             arrived += 1
         elif event == "finish" and intake.handled:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from api.http.worker.intake import handled_at_once
+from api.http.worker.handlers import handled_at_once
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
 from tests.support.process import (
     PATIENCE_S,
