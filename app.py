@@ -23,7 +23,7 @@ from api import native, watch
 from api.defaults import SamplingDefaults, load_sampling_defaults
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
-from api.http.hooks import register_hooks
+from api.http.hooks import Hooks
 from api.http.worker.handlers import Intake, handled_at_once
 from api.http.writer import Writer
 from api.jobs import batches, files
@@ -190,7 +190,6 @@ def create_app(
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars, answers.settle)
     app.extensions["engine"] = engine
     app.extensions["turns"] = service.turns
-    app.extensions["departures"] = departures
     app.extensions["intake"] = make_intake(config, manager, stats)
     app.register_blueprint(openai.make_blueprint(service, generations))
     app.register_blueprint(files.make_blueprint(service, jobs))
@@ -198,7 +197,7 @@ def create_app(
     app.register_blueprint(responses.make_blueprint(answers))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
-    register_hooks(app, config, time.perf_counter, tracing, name)
+    Hooks(config, time.perf_counter, tracing, name, stats).register(app)
     collector = JobCollector(jobs)
     register_metrics(app, stats, manager, lambda: engine.unused_gpu, name, collector)
     register_openapi(app, keys=bool(config.keys))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
-from flask import Flask, Response, request
+from flask import Flask, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from api.http.hooks import REFUSED
 from api.openapi import plain_errors
 from batching import BatchingManager
 from deferred.jobs import Jobs
@@ -30,21 +31,7 @@ from seams import PHASES, End
 from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
 
 LENGTH_BUCKETS = 100
-REFUSED = {**dict.fromkeys((400, 413, 415, 422), "validation"), 429: "overloaded"}
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
-GENERATING = frozenset(
-    (
-        "/",
-        "/generate",
-        "/generate_stream",
-        "/inference",
-        "/invocations",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-    )
-)
-
 # name: the field of Distributions, and the text
 _DURATIONS = {
     "tgi_request_duration": ("latency", "From arrival to end, in seconds like all durations"),
@@ -312,8 +299,8 @@ def register_metrics(
     model: str,
     *others: Collector,
 ) -> None:
-    """The metrics page, and a count of refused requests. `unused_gpu`: as in
-    runtime.executor.ModelInfo; `model`: its name; `others`: further metrics on the page."""
+    """The metrics page. `unused_gpu`: as in runtime.executor.ModelInfo; `model`: its name;
+    `others`: further metrics on the page."""
     registry = CollectorRegistry()
     for collector in (_Collector(stats, manager, unused_gpu, model), *others):
         registry.register(collector)
@@ -323,9 +310,3 @@ def register_metrics(
     def page() -> Response:
         text = _TOTAL_OF_TGI.sub(rb"\1 ", generate_latest(registry))
         return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    @app.after_request
-    def count(response: Response) -> Response:
-        if request.path in GENERATING and response.status_code in REFUSED:
-            stats.count_refused(REFUSED[response.status_code])
-        return response

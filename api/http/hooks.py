@@ -1,5 +1,4 @@
-"""What every request and response passes through, whatever its path, in the order of
-`register_hooks`.
+"""What every request and response passes through, whatever its path, in one order.
 
 Every request has an id, the client's `X-Request-Id` if it sent a valid one, otherwise a fresh one;
 the response carries it either way, and one line is logged after it. Nothing is logged per token.
@@ -9,42 +8,141 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, g, has_request_context, request
 
 from api.http.errors import ApiError, RefusedBody, show
-from api.http.traces import register_traces
-from api.http.worker.handlers import ARRIVED_S
+from api.http.traces import end_with
+from api.http.worker.handlers import ARRIVED_S, GENERATION_PATHS
 from engine.inference import Inference
 from serving.config import Config
+from telemetry.stats import Stats
 from telemetry.tracing import Tracing
 from web.browsers import HEADERS, Rules, own_names, response_headers
 from web.requests import HEADER, JsonFormatter, bearer_key, is_valid, request_id
 
 log = logging.getLogger(__name__)
 
-PROBES = frozenset(("/", "/health", "/info", "/metrics", "/stats", "/v1/models"))  # logged as debug
+# a GET of them is logged as debug and not traced
+PROBES = frozenset(("/", "/health", "/info", "/metrics", "/stats", "/v1/models"))
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 OPEN_PATHS = ("/health", "/watch")  # without a key
 OPEN_FOLDER = "/watch/page/"
+REFUSED = {**dict.fromkeys((400, 413, 415, 422), "validation"), 429: "overloaded"}  # in /metrics
 
 
-def register_hooks(
-    app: Flask, config: Config, clock: Callable[[], float], tracing: Tracing | None, model: str
-) -> None:
-    """Requests pass through these in this order, responses in the opposite one."""
-    register_log(app, clock)  # first and last: every line and every response has an id
-    register_refusals(app)
-    if tracing is not None:
-        register_traces(app, tracing, model, PROBES)
-    register_cors(app, config.cors_allow_origin)
-    register_rules(app, config)
-    require_keys(app, config.keys)
+class Hooks:
+    """Around every request: `begin` before its handler, and `finish` with the response, which may
+    be that of an error in `begin`. `model`: its name in traces."""
 
+    def __init__(
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        tracing: Tracing | None,
+        model: str,
+        stats: Stats,
+    ) -> None:
+        self._keys = config.keys
+        self._clock = clock
+        self._tracing = tracing
+        self._model = model
+        self._stats = stats
+        allowed = config.cors_allow_origin  # other origins that may call; None allows no page
+        self._origins = None if allowed is None else frozenset(allowed.split(","))
+        self._rules = Rules(
+            keys=config.keys,
+            # asks for them only where they count: a resolver without a network delays the start
+            names={*(() if config.keys else own_names()), config.host, *config.allow_hosts},
+            origins=self._origins or (),
+            key_option="--api-key",
+            origins_option="--cors-allow-origin",
+        )
 
-# --- a line in the log ----------------------------------------------------------------------
+    def register(self, app: Flask) -> None:
+        app.before_request(self.begin)
+        app.after_request(self.finish)
+
+    def begin(self) -> None:
+        """Raises ApiError: what the worker has refused, what a foreign web page sent, and what has
+        no key. Without keys every request is allowed, and with them `/health`, the files of the
+        live page and a browser's preflight requests (OPTIONS), which carry none."""
+        method, path, header = request.method, request.path, request.headers.get
+        g.request_id = request_id(header(HEADER))  # every line and every response has one
+        pending_since_s = ARRIVED_S.get()
+        g.arrival_s = self._clock() if pending_since_s is None else pending_since_s
+        g.is_probe = method == "GET" and path in PROBES
+        body = request.environ["wsgi.input"]
+        if isinstance(body, RefusedBody):
+            raise body.error
+        if self._tracing is not None and not g.is_probe:
+            g.trace = self._tracing.serve(method, dict(request.headers), time.time_ns())
+        refused = self._rules.refusal(method, *(header(name, "") for name in HEADERS))
+        if refused is not None:
+            raise ApiError(403, refused, code="forbidden")
+        if self._keys and not (is_open(path) or method == "OPTIONS"):
+            key = bearer_key(header("Authorization", ""))
+            if not is_valid(key.encode(), self._keys):
+                raise ApiError(
+                    401,
+                    "this server requires a key: Authorization: Bearer KEY, one of --api-key",
+                    {"WWW-Authenticate": "Bearer"},
+                    code="invalid_api_key",
+                )
+            g.api_key = key
+
+    def finish(self, response: Response) -> Response:
+        method, path, status = request.method, request.path, response.status_code
+        if status in REFUSED and path.encode() in GENERATION_PATHS:
+            self._stats.count_refused(REFUSED[status])
+        if self._origins is not None:
+            headers, vary = response_headers(self._origins, method, request.headers.get)
+            response.headers.update(headers)
+            response.vary.update(vary)
+        if (trace := g.get("trace")) is not None:
+            end_with(response, trace, self._model)
+        response.headers[HEADER] = g.request_id
+        fields = {
+            "request_id": g.request_id,
+            "client": request.remote_addr,
+            "method": method,
+            "path": path,
+            "status": status,
+        }
+        level = logging.DEBUG if g.is_probe else logging.INFO
+        inferences: Sequence[Inference] = g.get("inferences", ())
+        # a stream's response is complete only then
+        response.call_on_close(partial(self._tell, level, fields, g.arrival_s, inferences))
+        return response
+
+    def _tell(
+        self,
+        level: int,
+        fields: dict[str, Any],
+        arrival_s: float,
+        inferences: Sequence[Inference],
+    ) -> None:
+        fields["duration_s"] = round(self._clock() - arrival_s, 6)
+        if inferences:
+            records = [inference.record for inference in inferences]
+            fields |= {
+                "prompt_tokens": sum(inference.prompt_tokens for inference in inferences),
+                "generated_tokens": sum(inference.received for inference in inferences),
+                # one that is just ending: its client has disconnected
+                "ends": [record.end if record is not None else "cancelled" for record in records],
+            }
+            if (first := records[0]) is not None and first.first_token_s is not None:
+                fields |= {"queue_s": round(first.queue_s, 6), "ttft_s": round(first.ttft_s, 6)}
+        if log.isEnabledFor(level):
+            told = dict(fields)
+            head = f"{told.pop('method')} {show(told.pop('path'))} {told.pop('status')}"
+            lists = {k: ",".join(v) for k, v in told.items() if isinstance(v, list)}
+            words = " ".join([head, *(f"{k}={v}" for k, v in {**told, **lists}.items())])
+            log.log(level, "%s", words, extra={"fields": fields})
 
 
 def formatter(kind: str) -> logging.Formatter:
@@ -60,138 +158,12 @@ def belongs_to_request(*inferences: Inference) -> None:
             inference.request_id = g.request_id
 
 
-def register_log(app: Flask, clock: Callable[[], float]) -> None:
-    @app.before_request
-    def begin() -> None:
-        g.request_id = request_id(request.headers.get(HEADER))
-        pending_since_s = ARRIVED_S.get()
-        g.arrival_s = clock() if pending_since_s is None else pending_since_s
-
-    @app.after_request
-    def finish(response: Response) -> Response:
-        response.headers[HEADER] = g.request_id
-        fields = {
-            "request_id": g.request_id,
-            "client": request.remote_addr,
-            "method": request.method,
-            "path": request.path,
-            "status": response.status_code,
-        }
-        level = (
-            logging.DEBUG if request.method == "GET" and request.path in PROBES else logging.INFO
-        )
-        arrival_s, inferences = g.arrival_s, g.get("inferences", ())
-
-        def tell() -> None:
-            fields["duration_s"] = round(clock() - arrival_s, 6)
-            fields.update(_cost(inferences) if inferences else {})
-            if log.isEnabledFor(level):
-                told = dict(fields)
-                head = f"{told.pop('method')} {show(told.pop('path'))} {told.pop('status')}"
-                lists = {k: ",".join(v) for k, v in told.items() if isinstance(v, list)}
-                words = " ".join([head, *(f"{k}={v}" for k, v in {**told, **lists}.items())])
-                log.log(level, "%s", words, extra={"fields": fields})
-
-        response.call_on_close(tell)  # a stream's response is complete only then
-        return response
-
-
-def _cost(inferences: Sequence[Inference]) -> dict[str, Any]:
-    records = [inference.record for inference in inferences]
-    told: dict[str, Any] = {
-        "prompt_tokens": sum(inference.prompt_tokens for inference in inferences),
-        "generated_tokens": sum(inference.received for inference in inferences),
-        # one that is just ending: its client has disconnected
-        "ends": [record.end if record is not None else "cancelled" for record in records],
-    }
-    if (first := records[0]) is not None and first.first_token_s is not None:
-        told |= {"queue_s": round(first.queue_s, 6), "ttft_s": round(first.ttft_s, 6)}
-    return told
-
-
-# --- what is refused ------------------------------------------------------------------------
-
-
-def register_refusals(app: Flask) -> None:
-    @app.before_request
-    def refuse() -> None:
-        body = request.environ["wsgi.input"]
-        if isinstance(body, RefusedBody):
-            raise body.error
-
-
-def register_rules(app: Flask, config: Config) -> None:
-    """Refuses requests that a foreign web page sent: the rules of `web/browsers.py`."""
-    rules = Rules(
-        keys=config.keys,
-        # asks for them only where they count: a resolver without a network delays the start
-        names={*(() if config.keys else own_names()), config.host, *config.allow_hosts},
-        origins=(config.cors_allow_origin or "").split(","),
-        key_option="--api-key",
-        origins_option="--cors-allow-origin",
-    )
-
-    @app.before_request
-    def check() -> None:
-        refused = rules.refusal(
-            request.method, *(request.headers.get(name, "") for name in HEADERS)
-        )
-        if refused is not None:
-            raise ApiError(403, refused, code="forbidden")
-
-
-def register_cors(app: Flask, allowed: str | None) -> None:
-    """Says which other origins may call the server (`--cors-allow-origin`): `web/browsers.py`.
-    `allowed`: origins, comma separated, or `*`; None allows no page."""
-    if allowed is None:
-        return
-    origins = frozenset(allowed.split(","))
-
-    @app.after_request
-    def add_headers(response: Response) -> Response:
-        headers, vary = response_headers(origins, request.method, request.headers.get)
-        response.headers.update(headers)
-        response.vary.update(vary)
-        return response
-
-
-# --- keys -----------------------------------------------------------------------------------
-
-
 def is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
-
-
-def presented_key() -> str:
-    """The key of the present request; "" if none is required."""
-    key: str = g.get("api_key", "")
-    return key
 
 
 def presented_owner() -> str:
     """The present client as a hash of its key, which cannot leak the key; "" if none is
     required."""
-    key = presented_key()
+    key: str = g.get("api_key", "")
     return hashlib.sha256(key.encode()).hexdigest() if key else ""
-
-
-def require_keys(app: Flask, keys: Sequence[str]) -> None:
-    """`Authorization: Bearer KEY`, on everything but `/health` and the files of the live page.
-    Without keys every request is allowed, and so are a browser's preflight requests (OPTIONS),
-    which carry none."""
-    if not keys:
-        return
-
-    @app.before_request
-    def check() -> None:
-        if is_open(request.path) or request.method == "OPTIONS":
-            return
-        key = bearer_key(request.headers.get("Authorization", ""))
-        if not is_valid(key.encode(), keys):
-            raise ApiError(
-                401,
-                "this server requires a key: Authorization: Bearer KEY, one of --api-key",
-                {"WWW-Authenticate": "Bearer"},
-                code="invalid_api_key",
-            )
-        g.api_key = key

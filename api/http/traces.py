@@ -8,45 +8,33 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
-from flask import Flask, Response, g, has_request_context, request
+from flask import Response, g, has_request_context, request
 
 from engine.inference import Inference
-from telemetry.tracing import Traced, Tracing
+from telemetry.tracing import Traced
 
 
-def register_traces(app: Flask, tracing: Tracing, model: str, untraced: Container[str]) -> None:
-    """`model`: its name in the spans. `untraced`: paths whose GET requests have none."""
+def end_with(response: Response, trace: Traced, model: str) -> None:
+    """Ends the trace of the present request with its response. `model`: its name in the spans."""
+    route = request.url_rule.rule if request.url_rule is not None else ""
+    trace.span.update_name(f"{request.method} {route}".rstrip())
+    attributes = {
+        "http.request.method": request.method,
+        "url.path": request.path,
+        "http.response.status_code": response.status_code,
+        "request.id": g.request_id,
+    }
+    generations: Sequence[_Generation] = g.get("generations", ())
+    failed = f"status {response.status_code}" if response.status_code >= 500 else None
 
-    @app.before_request
-    def begin() -> None:
-        if request.path not in untraced or request.method != "GET":
-            g.trace = tracing.serve(request.method, dict(request.headers), time.time_ns())
+    def end() -> None:
+        for generation in generations:
+            generation.end(model)
+        trace.end(time.time_ns(), attributes, error=failed)
 
-    @app.after_request
-    def finish(response: Response) -> Response:
-        trace: Traced | None = g.get("trace")
-        if trace is None:
-            return response
-        route = request.url_rule.rule if request.url_rule is not None else ""
-        trace.span.update_name(f"{request.method} {route}".rstrip())
-        attributes = {
-            "http.request.method": request.method,
-            "url.path": request.path,
-            "http.response.status_code": response.status_code,
-            "request.id": g.request_id,
-        }
-        generations: Sequence[_Generation] = g.get("generations", ())
-        failed = f"status {response.status_code}" if response.status_code >= 500 else None
-
-        def end() -> None:
-            for generation in generations:
-                generation.end(model)
-            trace.end(time.time_ns(), attributes, error=failed)
-
-        response.call_on_close(end)  # a stream's response is complete only then
-        return response
+    response.call_on_close(end)  # a stream's response is complete only then
 
 
 def trace_generations(clock: Callable[[], float], *inferences: Inference) -> None:
