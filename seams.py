@@ -437,6 +437,17 @@ class IterationRecord:
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
 
 
+def counted(starts: Sequence[int], counts: Sequence[int]) -> tuple[int, int, int]:
+    """Tokens, query-key pairs and keys of rows that compute so many tokens from there on. A row
+    without tokens reads no keys."""
+    ends = [start + n for start, n in zip(starts, counts, strict=True) if n]
+    num_tokens, context = sum(counts), sum(ends)
+    if num_tokens == len(ends):
+        return num_tokens, context, context
+    attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, starts, strict=True)])
+    return num_tokens, attended, context
+
+
 End = Literal["length", "stop", "cancelled", "failed"]
 
 

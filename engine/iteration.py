@@ -11,7 +11,7 @@ from itertools import compress
 from operator import attrgetter
 
 from engine.inference import NO_DRAFTS, Inference
-from scheduling.prediction.step_time import Work, counted
+from scheduling.prediction.step_time import Work
 from seams import (
     CHUNK,
     DECODE,
@@ -26,6 +26,7 @@ from seams import (
     Rows,
     Served,
     Step,
+    counted,
 )
 
 

@@ -19,22 +19,22 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9404,
-    "benchmarks": 5988,
+    "api": 9267,
+    "benchmarks": 5984,
     "client": 8210,
     "deferred": 3567,
     "kernels": 1368,
-    "model_server": 2533,
+    "model_server": 2532,
     "models": 2416,
-    "router": 3520,
-    "runtime": 5738,
-    "scheduling": 2479,
-    "tests": 29163,
+    "router": 3518,
+    "runtime": 5732,
+    "scheduling": 2510,
+    "tests": 29162,
     "text": 2035,
-    "others": 8585,
+    "others": 8546,
 }
-PRODUCT_LINES = 41645  # all but tests, benchmarks and client
-SHORT_FILES = 44
+PRODUCT_LINES = 41491  # all but tests, benchmarks and client
+SHORT_FILES = 42
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 

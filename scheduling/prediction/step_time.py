@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seams import Advance, Served
+from seams import Advance, Served, counted
 
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
@@ -36,17 +36,6 @@ KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may b
 FEATURES = len(KNOTS) + 6
 
 Floats = npt.NDArray[np.float64]
-
-
-def counted(starts: Sequence[int], counts: Sequence[int]) -> tuple[int, int, int]:
-    """Tokens, query-key pairs and keys of rows that compute so many tokens from there on. A row
-    without tokens reads no keys."""
-    ends = [start + n for start, n in zip(starts, counts, strict=True) if n]
-    num_tokens, context = sum(counts), sum(ends)
-    if num_tokens == len(ends):
-        return num_tokens, context, context
-    attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, starts, strict=True)])
-    return num_tokens, attended, context
 
 
 class Work(NamedTuple):
