@@ -24,7 +24,7 @@ from api.defaults import SamplingDefaults, load_sampling_defaults
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
 from api.http.hooks import Hooks
-from api.http.worker.handlers import Intake, handled_at_once
+from api.http.worker.handlers import AHEAD, SPARE, Intake
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
@@ -89,7 +89,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
     reordered = config.mode == "dynamic" and config.policy not in IN_ORDER
     if reordered or config.max_concurrent_requests is not None:  # which refuses at once
         return Intake()
-    queue, at_once = manager.queue, handled_at_once(config.most_resident)
+    queue, at_once = manager.queue, AHEAD * config.most_resident + SPARE
 
     def refuse() -> ApiError | None:
         if (overload := queue.overload_pending()) is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from flask import request
+from flask import g, request
 from typing_extensions import TypedDict
 from werkzeug.datastructures import Headers
 
@@ -17,8 +17,7 @@ from api.defaults import SamplingDefaults
 from api.follow import Item, awaited
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, ApiError, busy, refusal, show
-from api.http.hooks import belongs_to_request, presented_owner
-from api.http.traces import trace_generations
+from api.http.hooks import belongs_to_request
 from api.http.turns import EncodingTurns
 from api.http.worker.handlers import ARRIVED_S
 from api.http.writer import Writer
@@ -213,7 +212,7 @@ class Service:
         stored job, to whose lines the queue's limits do not apply."""
         owner, headers, enqueue = stored_for, Headers(), self.manager.enqueue_stored
         if owner is None:
-            owner, headers, enqueue = presented_owner(), request.headers, self.manager.enqueue
+            owner, headers, enqueue = g.owner, request.headers, self.manager.enqueue
             deferred = sum(inference.service_class == "deferred" for inference in inferences)
             most = self.manager.queue.max_waiting_deferred
             if deferred > most:
@@ -233,8 +232,7 @@ class Service:
                     inference.need = self.grammars.compile(constraint)
         except GrammarsBusyError as error:
             raise busy(COMPILING) from error
-        belongs_to_request(*inferences)
-        trace_generations(self.clock, *inferences)
+        belongs_to_request(self.clock, *inferences)
         for number, inference in enumerate(inferences):
             inference.salt = owner  # or the time to the first token would reveal others' prompts
             try:

@@ -66,7 +66,7 @@ def stream_of(
     service: Service,
     sources: Sequence[Updated],
     events: Iterator[bytes | None],
-    close: Callable[[], None],
+    close: Callable[[], object],
 ) -> Response:
     """`events`, with None where there is nothing to send before the next update of a source.
     `close` is called at the end, also where the client is gone."""

@@ -51,15 +51,6 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
             f"Content-Type is {kind!r}; allowed: application/json "
             "(curl -H 'Content-Type: application/json')",
         )
-    body = _read(request, most_bytes)
-    with current_app.extensions["turns"].of(len(body)):
-        data = _parse(body)
-    if not isinstance(data, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {show(data)}")
-    return data
-
-
-def _read(request: Request, most_bytes: int) -> bytes:
     # werkzeug refuses a longer Content-Length, but silently cuts a chunked body at the limit
     request.max_content_length = most_bytes + 1
     body: bytes | None
@@ -71,13 +62,13 @@ def _read(request: Request, most_bytes: int) -> bytes:
         raise chunk_error(error) from None
     if body is None or len(body) > most_bytes:
         raise ApiError(413, f"the body is larger than {most_bytes} bytes (--max-body-bytes)")
-    return body
-
-
-def _parse(body: bytes) -> Any:
     try:
-        return read_json(body)
+        with current_app.extensions["turns"].of(len(body)):
+            data = read_json(body)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except ValueError as error:  # bad syntax, bad encoding, and integers of thousands of digits
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {show(data)}")
+    return data

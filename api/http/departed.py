@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,9 @@ class Departures:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def watch(self, client: socket.socket | None, leave: Callable[[], None]) -> Callable[[], None]:
+    def watch(
+        self, client: socket.socket | None, leave: Callable[[], None]
+    ) -> Callable[[], object]:
         """Calls `leave`, at most once, when the client is gone. Returns a function that ends the
         watch; call it before the socket is closed, once or twice. Without a socket (the server is
         not gunicorn) there is nothing to watch."""
@@ -48,11 +51,7 @@ class Departures:
         watch = _Watch(client, leave)
         with self._lock:
             self._selector.register(client, selectors.EVENT_READ, watch)
-
-        def unwatch() -> None:
-            self._end(watch)
-
-        return unwatch
+        return partial(self._end, watch)
 
     def _end(self, watch: _Watch) -> bool:
         """Returns whether this call ended it. Uses the lock, since the next request on the same

@@ -16,7 +16,7 @@ from typing import Any
 from flask import Flask, Response, g, has_request_context, request
 
 from api.http.errors import ApiError, RefusedBody, show
-from api.http.traces import end_with
+from api.http.traces import TracedGeneration, end_with
 from api.http.worker.handlers import ARRIVED_S, GENERATION_PATHS
 from engine.inference import Inference
 from serving.config import Config
@@ -47,7 +47,8 @@ class Hooks:
         model: str,
         stats: Stats,
     ) -> None:
-        self._keys = config.keys
+        # of each key the name of its client, which cannot leak the key
+        self._owners = {key: hashlib.sha256(key.encode()).hexdigest() for key in config.keys}
         self._clock = clock
         self._tracing = tracing
         self._model = model
@@ -76,6 +77,7 @@ class Hooks:
         pending_since_s = ARRIVED_S.get()
         g.arrival_s = self._clock() if pending_since_s is None else pending_since_s
         g.is_probe = method == "GET" and path in PROBES
+        g.owner = ""  # of what the request stores; with keys, a hash of the client's
         body = request.environ["wsgi.input"]
         if isinstance(body, RefusedBody):
             raise body.error
@@ -84,16 +86,16 @@ class Hooks:
         refused = self._rules.refusal(method, *(header(name, "") for name in HEADERS))
         if refused is not None:
             raise ApiError(403, refused, code="forbidden")
-        if self._keys and not (is_open(path) or method == "OPTIONS"):
+        if self._owners and not (is_open(path) or method == "OPTIONS"):
             key = bearer_key(header("Authorization", ""))
-            if not is_valid(key.encode(), self._keys):
+            if not is_valid(key.encode(), self._owners):
                 raise ApiError(
                     401,
                     "this server requires a key: Authorization: Bearer KEY, one of --api-key",
                     {"WWW-Authenticate": "Bearer"},
                     code="invalid_api_key",
                 )
-            g.api_key = key
+            g.owner = self._owners[key]
 
     def finish(self, response: Response) -> Response:
         method, path, status = request.method, request.path, response.status_code
@@ -116,16 +118,14 @@ class Hooks:
         level = logging.DEBUG if g.is_probe else logging.INFO
         inferences: Sequence[Inference] = g.get("inferences", ())
         # a stream's response is complete only then
-        response.call_on_close(partial(self._tell, level, fields, g.arrival_s, inferences))
+        response.call_on_close(partial(self._log, level, fields, g.arrival_s, inferences))
         return response
 
-    def _tell(
-        self,
-        level: int,
-        fields: dict[str, Any],
-        arrival_s: float,
-        inferences: Sequence[Inference],
+    def _log(
+        self, level: int, fields: dict[str, Any], arrival_s: float, inferences: Sequence[Inference]
     ) -> None:
+        if not log.isEnabledFor(level):
+            return
         fields["duration_s"] = round(self._clock() - arrival_s, 6)
         if inferences:
             records = [inference.record for inference in inferences]
@@ -137,12 +137,10 @@ class Hooks:
             }
             if (first := records[0]) is not None and first.first_token_s is not None:
                 fields |= {"queue_s": round(first.queue_s, 6), "ttft_s": round(first.ttft_s, 6)}
-        if log.isEnabledFor(level):
-            told = dict(fields)
-            head = f"{told.pop('method')} {show(told.pop('path'))} {told.pop('status')}"
-            lists = {k: ",".join(v) for k, v in told.items() if isinstance(v, list)}
-            words = " ".join([head, *(f"{k}={v}" for k, v in {**told, **lists}.items())])
-            log.log(level, "%s", words, extra={"fields": fields})
+        texts = {k: ",".join(v) if isinstance(v, list) else v for k, v in fields.items()}
+        head = f"{texts.pop('method')} {show(texts.pop('path'))} {texts.pop('status')}"
+        line = " ".join([head, *(f"{name}={text}" for name, text in texts.items())])
+        log.log(level, "%s", line, extra={"fields": fields})
 
 
 def formatter(kind: str) -> logging.Formatter:
@@ -150,20 +148,18 @@ def formatter(kind: str) -> logging.Formatter:
     return JsonFormatter() if kind == "json" else logging.Formatter(PLAIN)
 
 
-def belongs_to_request(*inferences: Inference) -> None:
-    """Adds their cost to the line of the request that is being handled, if there is one."""
-    if has_request_context():
-        g.inferences = [*g.get("inferences", ()), *inferences]
-        for inference in inferences:
-            inference.request_id = g.request_id
+def belongs_to_request(clock: Callable[[], float], *inferences: Inference) -> None:
+    """Adds their cost to the line, and their spans to the trace, of the request that is being
+    handled, if there is one. `clock`: the clock of the records."""
+    if not has_request_context():
+        return
+    g.inferences = [*g.get("inferences", ()), *inferences]
+    if (trace := g.get("trace")) is not None:
+        traced = [TracedGeneration(trace, inference, clock) for inference in inferences]
+        g.generations = [*g.get("generations", ()), *traced]
+    for inference in inferences:
+        inference.request_id = g.request_id
 
 
 def is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
-
-
-def presented_owner() -> str:
-    """The present client as a hash of its key, which cannot leak the key; "" if none is
-    required."""
-    key: str = g.get("api_key", "")
-    return hashlib.sha256(key.encode()).hexdigest() if key else ""

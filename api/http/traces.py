@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from flask import Response, g, has_request_context, request
+from flask import Response, g, request
 
 from engine.inference import Inference
 from telemetry.tracing import Traced
@@ -26,7 +26,7 @@ def end_with(response: Response, trace: Traced, model: str) -> None:
         "http.response.status_code": response.status_code,
         "request.id": g.request_id,
     }
-    generations: Sequence[_Generation] = g.get("generations", ())
+    generations: Sequence[TracedGeneration] = g.get("generations", ())
     failed = f"status {response.status_code}" if response.status_code >= 500 else None
 
     def end() -> None:
@@ -37,17 +37,8 @@ def end_with(response: Response, trace: Traced, model: str) -> None:
     response.call_on_close(end)  # a stream's response is complete only then
 
 
-def trace_generations(clock: Callable[[], float], *inferences: Inference) -> None:
-    """Begins the spans of sequences that are about to be queued, if the present HTTP request is
-    traced. `clock`: the clock of the records."""
-    if not has_request_context() or (trace := g.get("trace")) is None:
-        return
-    generations = [_Generation(trace, inference, clock) for inference in inferences]
-    g.generations = [*g.get("generations", ()), *generations]
-
-
-class _Generation:
-    """The span of one sequence."""
+class TracedGeneration:
+    """The span of one sequence that is about to be queued. `clock`: the clock of the records."""
 
     def __init__(self, parent: Traced, inference: Inference, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -62,9 +53,8 @@ class _Generation:
 
     def end(self, model: str) -> None:
         inference, record = self._inference, self._inference.record
-        end_s = (
-            record.end_s if record is not None else self._clock()
-        )  # its client has just disconnected
+        # without a record its client has just disconnected
+        end_s = self._clock() if record is None else record.end_s
         arrival_s = inference.arrival_s
         admitted_s = inference.admitted_s if inference.admitted_s is not None else end_s
         first_s = inference.first_token_s if inference.first_token_s is not None else end_s

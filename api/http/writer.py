@@ -47,12 +47,20 @@ class Writer:
         """The body of gunicorn's answer: empty, since `events` go to the client, in chunks if
         `chunked`. None among them means that nothing is to be sent before the next update
         of a source. Raises the errors of `events` and the socket."""
-        stream = _WrittenStream(client, events, chunked, self._told, self._heartbeat_s)
+        stream = _WrittenStream(client, events, chunked, self._told)
         for source in sources:
             source.updated = stream
         yield b""  # gunicorn sends the head
         while not stream.ended:
-            stream.lend()
+            stream.returned.clear()
+            stream.lent = True
+            stream.set()  # there may have been an update before
+            # it returns when it has ended or failed, or its client is slower than its events
+            while not stream.returned.wait(stream.sent_s + self._heartbeat_s - time.monotonic()):
+                if time.monotonic() >= stream.sent_s + self._heartbeat_s:
+                    stream.sent_s = time.monotonic()
+                    stream.comment_due = True
+                    stream.set()
             if not stream.ended:
                 client.drain()  # only this thread waits for this client
             if stream.error is not None:
@@ -74,7 +82,6 @@ class _WrittenStream(threading.Event):
         events: Iterator[bytes | None],
         chunked: bool,
         told: SimpleQueue[_WrittenStream],
-        heartbeat_s: float,
     ) -> None:
         super().__init__()
         self.ended = False
@@ -84,24 +91,12 @@ class _WrittenStream(threading.Event):
         self._events = events
         self._chunked = chunked
         self._told = told
-        self._heartbeat_s = heartbeat_s
-        self._sent_s = time.monotonic()  # when there last was something to send
-        self._comment_due = False
-        self._back = threading.Event()
+        self.sent_s = time.monotonic()  # when there last was something to send
+        self.comment_due = False
+        self.returned = threading.Event()
 
     def set(self) -> None:
         self._told.put(self)
-
-    def lend(self) -> None:
-        """Returns when the stream has ended or failed, or its client is slower than its events."""
-        self._back.clear()
-        self.lent = True
-        self.set()  # there may have been an update before
-        while not self._back.wait(self._sent_s + self._heartbeat_s - time.monotonic()):
-            if time.monotonic() >= self._sent_s + self._heartbeat_s:
-                self._sent_s = time.monotonic()
-                self._comment_due = True
-                self.set()
 
     def write(self) -> None:
         """Sends the present events, as far as the socket accepts them without waiting."""
@@ -115,11 +110,11 @@ class _WrittenStream(threading.Event):
                 self.ended = True
         except BaseException as error:  # the handler's to answer for; the writer serves the others
             self.error = error
-        if self._comment_due and not (parts or self.ended):
+        if self.comment_due and not (parts or self.ended):
             parts.append(COMMENT)
-        self._comment_due, whole = False, True
+        self.comment_due, whole = False, True
         if parts:
-            self._sent_s = time.monotonic()
+            self.sent_s = time.monotonic()
             try:
                 data = b"".join(parts)
                 whole = self._client.post(
@@ -129,4 +124,4 @@ class _WrittenStream(threading.Event):
                 self.error = self.error or error
         if self.ended or self.error is not None or not whole:
             self.lent = False
-            self._back.set()
+            self.returned.set()

@@ -6,12 +6,11 @@ import re
 import time
 from typing import Annotated, Literal
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, g, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
-from api.http.hooks import presented_owner
 from api.jobs.shapes import BatchFault, ListPage, StoredBatch
 from api.jobs.store import (
     AFTER,
@@ -99,7 +98,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
             )
         now_s = time.time()
         batch = jobs.store.batches.create(
-            presented_owner(),
+            g.owner,
             NewBatch(
                 wanted.input_file_id,
                 wanted.endpoint,
@@ -122,7 +121,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     )
     def listed() -> Response:
         page = jobs.store.batches.list(
-            presented_owner(),
+            g.owner,
             after=request.args.get("after"),
             limit=query_limit(request, LISTED, MOST_LISTED),
         )
@@ -131,12 +130,12 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     @blueprint.get("/<batch_id>")
     @openai_errors(*STORED, 404, whole=StoredBatch)
     def batch(batch_id: str) -> Response:
-        return jsonify(batch_shape(jobs.store.batches.get(presented_owner(), batch_id)))
+        return jsonify(batch_shape(jobs.store.batches.get(g.owner, batch_id)))
 
     @blueprint.post("/<batch_id>/cancel")
     @openai_errors(*STORED, 404, whole=StoredBatch)
     def cancel(batch_id: str) -> Response:
-        cancelled = jobs.store.batches.cancel(presented_owner(), batch_id, time.time())
+        cancelled = jobs.store.batches.cancel(g.owner, batch_id, time.time())
         jobs.wake()
         return jsonify(batch_shape(cancelled))
 

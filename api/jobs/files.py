@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, g, jsonify, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
-from api.http.hooks import presented_owner
 from api.jobs.shapes import DeletedFile, ListPage, StoredFile
 from api.jobs.store import (
     AFTER,
@@ -80,7 +79,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
             upload = read_upload(request.stream, boundary.encode())
             now_s = time.time()
             file = store.files.create(
-                presented_owner(),
+                g.owner,
                 PURPOSE,
                 upload.filename.replace("\0", "") or "file",
                 _checked(upload),
@@ -105,7 +104,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     )
     def listed() -> Response:
         page = jobs.store.files.list(
-            presented_owner(),
+            g.owner,
             time.time(),
             purpose=request.args.get("purpose"),
             after=request.args.get("after"),
@@ -117,19 +116,19 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     @blueprint.get("/<file_id>")
     @openai_errors(*STORED, 404, whole=StoredFile)
     def file(file_id: str) -> Response:
-        return jsonify(file_shape(jobs.store.files.get(presented_owner(), file_id, time.time())))
+        return jsonify(file_shape(jobs.store.files.get(g.owner, file_id, time.time())))
 
     @blueprint.delete("/<file_id>")
     @openai_errors(*STORED, 404, whole=DeletedFile)
     def delete(file_id: str) -> Response:
-        jobs.store.files.delete(presented_owner(), file_id, time.time())
+        jobs.store.files.delete(g.owner, file_id, time.time())
         deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
         return jsonify(deleted)
 
     @blueprint.get("/<file_id>/content")
     @openai_errors(*STORED, 404, 429, media="application/octet-stream")
     def content(file_id: str) -> Response:
-        files, owner = jobs.store.files, presented_owner()
+        files, owner = jobs.store.files, g.owner
         size_bytes = files.get(owner, file_id, time.time()).size_bytes
         pieces = files.content(owner, file_id, time.time())
         held = _place(downloads, "downloads")

@@ -13,7 +13,6 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, show
-from api.http.hooks import presented_owner
 from api.jobs.lines import Line
 from api.jobs.store import (
     AFTER,
@@ -122,7 +121,7 @@ class ResponseCalls:
         mark = request.headers.get(MARK_HEADER, "")
         if not MARK.fullmatch(mark):
             mark = ""
-        call = self._make(presented_owner(), data, g.arrival_s, mark=mark)
+        call = self._make(g.owner, data, g.arrival_s, mark=mark)
         if call.wanted.background:
             return self._in_background(call)
         self._service.submit(*call.generation.inferences, asked=call.wanted)
@@ -138,7 +137,7 @@ class ResponseCalls:
         """Of a call that is not made."""
         data = read_object(request, self._service.config.max_body_bytes)
         asked = {**data, "store": False, "background": False}
-        call = self._make(presented_owner(), asked, g.arrival_s)
+        call = self._make(g.owner, asked, g.arrival_s)
         told: InputTokens = {
             "object": "response.input_tokens",
             "input_tokens": call.generation.prompt_tokens,
@@ -170,7 +169,7 @@ class ResponseCalls:
 
     @openai_errors(*STORED, 404, whole=DeletedResponse)
     def delete(self, response_id: str) -> Response:
-        self._kept.delete(presented_owner(), response_id)
+        self._kept.delete(g.owner, response_id)
         self._forget(response_id)
         told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return jsonify(told)
@@ -196,7 +195,7 @@ class ResponseCalls:
         query={**AFTER, "limit": limit(MOST_LISTED), "order": {"enum": list(ORDERS)}},
     )
     def input_items(self, response_id: str) -> Response:
-        items = self._kept.input_items(presented_owner(), response_id)
+        items = self._kept.input_items(g.owner, response_id)
         if query_choice(request, "order", ORDERS, "desc") == "desc":
             items.reverse()
         most = query_limit(request, LISTED, MOST_LISTED)
@@ -219,7 +218,7 @@ class ResponseCalls:
 
     def _present(self, response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
-        running, response = self._kept.read(presented_owner(), response_id)
+        running, response = self._kept.read(g.owner, response_id)
         if running and self._background.has_begun(response_id):
             response["status"] = "in_progress"
         return running, response

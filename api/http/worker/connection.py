@@ -185,14 +185,16 @@ class Incoming:
             end = len(self._received)
         head = bytes(self._received[: end + 4])
         del self._received[: end + 4]
+        unreader = SocketUnreader(self)
+        unreader.unread(head)
         try:
-            request = self._parsed(head)
+            request = Request(self._cfg, unreader, self._peer)
         except (ParseException, NoMoreData) as error:
             found = _TARGET.match(head)
-            method, target = found.groups() if found else (b"GET", b"/")
-            request = self._parsed(
-                b"%b %b HTTP/1.1\r\nConnection: close\r\n\r\n" % (method, target)
-            )
+            target = b" ".join(found.groups() if found else (b"GET", b"/"))
+            unreader = SocketUnreader(self)
+            unreader.unread(target + b" HTTP/1.1\r\nConnection: close\r\n\r\n")
+            request = Request(self._cfg, unreader, self._peer)
             if isinstance(error, NoMoreData):
                 error = LimitRequestHeaders(f"the head has more than {MOST_HEAD_BYTES} bytes")
             told = f"the head of the request is malformed: {error}"
@@ -209,12 +211,6 @@ class Incoming:
             for name, value in request.headers
         )
         return True
-
-    def _parsed(self, head: bytes) -> Any:
-        """Raises gunicorn's errors."""
-        unreader = SocketUnreader(self)
-        unreader.unread(head)
-        return Request(self._cfg, unreader, self._peer)
 
     def _has_last_chunk(self) -> bool:
         """Also if something else is there, which gunicorn refuses."""

@@ -38,6 +38,9 @@ KEPT_THREADS = 2  # reserved for each of these, and started at once
 LINGER_S = 1.0
 SCAN_S = 0.25  # between two searches for passed deadlines
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+TOO_MANY_BYTES = "the server holds too many bytes of requests (--max-held-bytes); try again"
+TOO_FEW_FILES = "the server has too few files for more waiting requests; try again"
+NO_THREAD = "the system allows the server no further thread; try again"
 
 
 class GatheringWorker(ThreadWorker):  # type: ignore[misc]
@@ -187,41 +190,34 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _proceed(self, conn: TConn) -> None:
         """Gives a thread to a request that has begun, if it is ready, or will not be."""
-        incoming = conn.incoming
+        incoming, intake = conn.incoming, self.intake
         ready = incoming.is_ready()
         self._count(conn)
         held_bytes = self._held_bytes + incoming.missing_bytes
         if incoming.gathers_body and held_bytes > self.most_held_bytes:
-            reason = "the server holds too many bytes of requests (--max-held-bytes); try again"
-            self._refuse(conn, busy(reason))
-            ready = True
-        if ready:
-            self._take(conn)
-        elif incoming.expects:
-            incoming.expects = False
-            with contextlib.suppress(OSError):  # the client continues without it after a while
-                conn.sock.send(CONTINUE)
-
-    def _take(self, conn: TConn) -> None:
+            self._refuse(conn, busy(TOO_MANY_BYTES))
+        elif not ready:
+            if incoming.expects:
+                incoming.expects = False
+                with contextlib.suppress(OSError):  # the client continues without it after a while
+                    conn.sock.send(CONTINUE)
+            return
         self._end_wait(conn)
-        incoming, intake = conn.incoming, self.intake
         generates = incoming.method == b"POST" and incoming.path in GENERATION_PATHS
         if generates and incoming.whole and incoming.admitted:
             if not intake.pending and intake.handled < intake.most():
                 intake.handled += 1
                 conn.counted = True
-            else:
-                refusal = intake.refusal()
-                # the other half is for probes and for clients that are still sending
-                if refusal is None and len(intake.pending) >= self.worker_connections // 2:
-                    reason = "the server has too few files for more waiting requests; try again"
-                    refusal = busy(reason)
-                if refusal is None:
-                    intake.add(conn)
-                    ready = partial(self._pending, conn)
-                    self.poller.register(conn.sock, selectors.EVENT_READ, ready)
-                    return
+            elif (refusal := intake.refusal()) is not None:
                 self._refuse(conn, refusal)
+            # the other half is for probes and for clients that are still sending
+            elif len(intake.pending) >= self.worker_connections // 2:
+                self._refuse(conn, busy(TOO_FEW_FILES))
+            else:
+                intake.add(conn)
+                pending = partial(self._pending, conn)
+                self.poller.register(conn.sock, selectors.EVENT_READ, pending)
+                return
         self._hand_over(conn)
 
     def _pending(self, conn: TConn, client: socket.socket) -> None:
@@ -255,9 +251,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 return
             except RuntimeError as error:
                 log.warning("a request is refused: %s", error)
-                self._refuse(
-                    conn, busy("the system allows the server no further thread; try again")
-                )
+                self._refuse(conn, busy(NO_THREAD))
         self._refusing.submit(partial(self._serve, conn))
 
     def _refuse(self, conn: TConn, refusal: ApiError) -> None:

@@ -45,11 +45,6 @@ Item = TypeVar("Item")
 Work = Callable[[], None]
 
 
-def handled_at_once(max_resident: int) -> int:
-    """Requests that may have a handler while others are pending."""
-    return AHEAD * max_resident + SPARE
-
-
 @dataclass(slots=True)
 class Intake(Generic[Item]):
     """For one thread. `most`: how many requests may have a handler now; a further one is pending,

@@ -316,7 +316,7 @@ def test_no_departure_ends_the_watch_over_the_others(caplog: pytest.LogCaptureFi
     the second is done, its socket closed, before its turn."""
     departures, held = Departures(), threading.Event()
     pairs = [socket.socketpair() for _ in range(3)]
-    unwatch, left = list[Callable[[], None]](), list[int]()
+    unwatch, left = list[Callable[[], object]](), list[int]()
 
     def leave(number: int) -> None:
         assert held.wait(PATIENCE_S)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from api.http.worker.handlers import handled_at_once
+from api.http.worker.handlers import AHEAD, SPARE
 from tests.support.dialects import NATIVE, OPENAI, RESPONSES, TGI, body
 from tests.support.process import (
     PATIENCE_S,
@@ -24,7 +24,8 @@ from tests.support.process import (
 )
 from tests.support.wire import post, send
 
-MANY = 3 * handled_at_once(1)
+AT_ONCE = AHEAD + SPARE  # requests that have a handler, of a server with one resident
+MANY = 3 * AT_ONCE
 ROUNDS = 8
 FURTHER = 4  # threads: of /stats, and of refusals
 
@@ -49,7 +50,7 @@ def test_pending_requests_hold_no_thread_count_as_waiting_and_are_answered_by_a_
             answers.append(call(server.ask, f"prompt {number}", 3, temperature=0))
             server.reaches(running=1, waiting=number)
         last_s = time.monotonic()
-        assert handlers(server) - before <= handled_at_once(1) + FURTHER
+        assert handlers(server) - before <= AT_ONCE + FURTHER
         leaving = send(server, NATIVE, prompt="gone", num_tokens=2)
         server.reaches(running=1, waiting=MANY)
         refused = server.ask("x", 1)
