@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9267,
+    "api": 9218,
     "benchmarks": 5984,
     "client": 8210,
     "deferred": 3567,
@@ -29,11 +29,11 @@ LINES = {
     "router": 3518,
     "runtime": 5732,
     "scheduling": 2510,
-    "tests": 29162,
+    "tests": 29163,
     "text": 2035,
     "others": 8546,
 }
-PRODUCT_LINES = 41491  # all but tests, benchmarks and client
+PRODUCT_LINES = 41442  # all but tests, benchmarks and client
 SHORT_FILES = 42
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
