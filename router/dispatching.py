@@ -5,13 +5,12 @@ Only this module combines asyncio with the pure state. `now` is always the loop'
 """
 
 import asyncio
-from collections.abc import Sequence
 
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
+from router.rules.load import Usage
 from router.rules.policies import RoutingPolicy
 from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest
-from router.rules.upstream import Upstream
 
 
 class AsyncDispatcher:
@@ -27,27 +26,9 @@ class AsyncDispatcher:
     def now(self) -> float:
         return self._loop.time()
 
-    def arrive(
-        self,
-        model: str,
-        *,
-        deferred: bool,
-        prefix: Sequence[int],
-        only: Upstream | None,
-        client: str,
-        repeatable: bool,
-    ) -> RoutedRequest:
-        request = self.state.arrive(
-            model,
-            self._loop.time(),
-            deferred=deferred,
-            prefix=prefix,
-            only=only,
-            client=client,
-            repeatable=repeatable,
-        )
+    def arrive(self, request: RoutedRequest) -> None:
+        self.state.arrive(request, self._loop.time())
         self._arm()
-        return request
 
     async def decision(self, request: RoutedRequest) -> RoutedRequest:
         """Returns when the request is placed or refused. If cancelled, the caller must `leave`."""
@@ -60,14 +41,18 @@ class AsyncDispatcher:
                 self._waiters.pop(request.seq, None)
         return request
 
-    def began(self, request: RoutedRequest) -> None:
-        self.state.began(request, self._loop.time())
+    def began(self, request: RoutedRequest, load: str) -> None:
+        self.state.began(request, self._loop.time(), load)
         self._arm()
 
     def release(
-        self, request: RoutedRequest, outcome: AttemptEnd, pause_s: float | None = None
+        self,
+        request: RoutedRequest,
+        outcome: AttemptEnd,
+        pause_s: float | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        self.state.release(request, outcome, self._loop.time(), pause_s)
+        self.state.release(request, outcome, self._loop.time(), pause_s, usage)
         self._arm()
 
     def may_retry(self, request: RoutedRequest) -> bool:

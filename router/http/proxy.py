@@ -20,16 +20,17 @@ from router.http.telemetry import RequestTelemetry
 from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
+from router.rules.load import Work
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
-from router.rules.messages.request_body import RequestBody, parse_body, prefix_blocks
+from router.rules.messages.request_body import RequestBody, parse_body, prefixes
 from router.rules.request import NoPlace, RoutedRequest
 from telemetry.tracing import Tracing
 from web.requests import HEADER, bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
-
+SESSION = "X-Session-Id"
 
 # TGI's clients send these names to a server of one model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
@@ -63,6 +64,7 @@ class Proxy:
         self._tracing = tracing
         self._telemetry = telemetry
         self._config = config
+        self._by_prefix = config.policy == "prefix"
         self._dispatcher = dispatcher
         self._forwarder = forwarder
         self._buffers = buffers
@@ -172,19 +174,20 @@ class Proxy:
         body = await self._read(x)
         if isinstance(body, Problem):
             return self._refuse(x, body)
-        by_prefix = self._config.policy == "prefix"
-        prefix = prefix_blocks(x.model, body.prompt) if by_prefix else ()
         only = self._jobs.keeper(body.previous) if body.previous else None
         # clients of one address differ only in a key that was checked
         key = key_of(x.request) if self._config.api_keys else b""
-        routed = self._dispatcher.arrive(
+        session = x.request.headers.get(SESSION, "").encode(errors="surrogateescape")
+        routed = RoutedRequest(
             x.model,
-            deferred=body.deferred,
-            prefix=prefix,
-            only=only,
+            body.deferred,
+            prefixes(session or body.session, body.prompt) if self._by_prefix else (),
+            only,
             client=f"{key!r}" if key else x.request.remote or "unknown",
             repeatable=body.is_repeatable(x.request.path),
+            work=Work(len(body.prompt), body.max_tokens),
         )
+        self._dispatcher.arrive(routed)
         x.routed = routed
         failed: Failed | None = None
         while True:

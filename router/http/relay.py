@@ -12,6 +12,8 @@ from router.http.exchange import Failed, ProxiedRequest
 from router.http.forward import Forwarder, Passage, UpstreamFailedError
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
+from router.rules.load import HEADER as LOAD_HEADER
+from router.rules.load import usage_in
 from router.rules.messages import errors, headers
 from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Upstream
@@ -19,6 +21,9 @@ from router.rules.upstream import Upstream
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
 # be retried elsewhere, since the client has not seen a part of the answer.
 HOLD_BYTES = 1 << 20
+# The end of an answer, in which its usage is looked for.
+TAIL_BYTES = 2048
+EVENT = b"data:"  # counted without parsing
 
 
 class Relay:
@@ -66,17 +71,17 @@ class Relay:
         x, body = passage.x, b""
         outcome = outcome_of(passage.answer.status)
         if outcome is AttemptEnd.REFUSED:  # a server may send its body late
-            self._first_byte(x, routed)
+            self._first_byte(passage, routed)
             self._done(passage, routed, outcome)
         while chunk := await passage.read():
             if not body:
-                self._first_byte(x, routed)
+                self._first_byte(passage, routed)
             body += chunk
             if len(body) > HOLD_BYTES or not self._buffers.take(x, len(chunk)):
                 return await self._flow(passage, routed, body)
         if not body:
-            self._first_byte(x, routed)
-        self._done(passage, routed, outcome)
+            self._first_byte(passage, routed)
+        self._done(passage, routed, outcome, body)
         x.begun_s = self._dispatcher.now() - x.started
         response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
         if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
@@ -87,31 +92,37 @@ class Relay:
         self, passage: Passage, routed: RoutedRequest, came: bytes = b""
     ) -> web.StreamResponse:
         """Passes an answer on as it arrives. `came`: bytes that have arrived already."""
-        began, rest = bool(came), b""
+        began, rest, tail = bool(came), b"", b""
         while chunk := came or await passage.read():
             came = b""
             if not began:
                 began = True
-                self._first_byte(passage.x, routed)
+                self._first_byte(passage, routed)
             ready, rest = passage.split(rest + chunk)
             if ready:
+                routed.work.proceed(ready.count(EVENT))
+                tail = (tail + ready)[-TAIL_BYTES:]
                 await passage.begin()
                 await passage.write(ready)
-        self._done(passage, routed, outcome_of(passage.answer.status))
+        self._done(passage, routed, outcome_of(passage.answer.status), tail + rest)
         await passage.begin()
         if rest:
             await passage.write(rest)
         return await passage.end()
 
-    def _first_byte(self, x: ProxiedRequest, routed: RoutedRequest) -> None:
+    def _first_byte(self, passage: Passage, routed: RoutedRequest) -> None:
         if routed.state is not RequestState.PLACED:
             return
-        self._dispatcher.began(routed)
+        x = passage.x
+        self._dispatcher.began(routed, passage.answer.headers.get(LOAD_HEADER, ""))
         x.first_byte_s = x.upstream_s = self._dispatcher.now() - routed.placed_at
         seconds = self._metrics.first_byte_seconds.labels(routed.placed_on().url, x.model)
         seconds.observe(x.first_byte_s)
 
-    def _done(self, passage: Passage, routed: RoutedRequest, outcome: AttemptEnd) -> None:
+    def _done(
+        self, passage: Passage, routed: RoutedRequest, outcome: AttemptEnd, came: bytes = b""
+    ) -> None:
+        """`came`: the answer, or its end."""
         if routed.state is not RequestState.PLACED:
             return
         if passage.x.sent is None:
@@ -119,4 +130,4 @@ class Relay:
         pause_s = None
         if outcome is AttemptEnd.BUSY:
             pause_s = headers.retry_after_s(passage.answer.headers)
-        self._dispatcher.release(routed, outcome, pause_s)
+        self._dispatcher.release(routed, outcome, pause_s, usage_in(came[-TAIL_BYTES:]))

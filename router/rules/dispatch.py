@@ -8,13 +8,17 @@ does not overtake any request of its model and class.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from router.rules.breaker import BreakerState
 from router.rules.fleet import Upstreams
+from router.rules.load import Forecast, Usage
 from router.rules.policies import RoutingPolicy
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Upstream, half
+
+FIRST_FORECAST = Forecast()
+MOST_FORECASTS = 1000
 
 # One queue per (deferred, model): requests by sequence number, oldest first.
 Queue = dict[int, RoutedRequest]
@@ -42,36 +46,18 @@ class Dispatcher:
         self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
         self._bound: dict[int, RoutedRequest] = {}  # waiting requests that may not go everywhere
         self._seq = 0
+        self.forecasts: dict[str, Forecast] = {}  # by model
 
     # --- the life of a request ---------------------------------------------------------------
 
-    def arrive(
-        self,
-        model: str,
-        now: float,
-        *,
-        deferred: bool = False,
-        prefix: Sequence[int] = (),
-        only: Upstream | None = None,
-        client: str = "",
-        repeatable: bool = True,
-    ) -> RoutedRequest:
+    def arrive(self, request: RoutedRequest, now: float) -> RoutedRequest:
         """Adds a new request, which is PLACED, WAITING or REFUSED on return."""
         self.tick(now)
         self._seq += 1
-        deadline = now + self._limits.timeout_s
-        request = RoutedRequest(
-            self._seq,
-            model,
-            now,
-            deadline,
-            deferred,
-            prefix,
-            only,
-            client,
-            repeatable,
-            queued_since=now,
-        )
+        request.seq, request.arrived, request.queued_since = self._seq, now, now
+        request.deadline = now + self._limits.timeout_s
+        model, deferred = request.model, request.deferred
+        self.forecasts.get(model, FIRST_FORECAST).expect(request.work)
         if self._place(request, now):
             return request
         if not self.fleet.serving(model) and self.fleet.complete():
@@ -82,16 +68,23 @@ class Dispatcher:
             self._enqueue(request, now)
         return request
 
-    def began(self, request: RoutedRequest, now: float) -> None:
-        """The first byte of the answer has arrived."""
+    def began(self, request: RoutedRequest, now: float, load: str = "") -> None:
+        """The first byte of the answer has arrived. `load`: what the upstream told of its own."""
         upstream = request.placed_on()
+        upstream.load.tell(load, now)
+        request.work.proceed(0, first=True)
         if not request.deferred:  # a server may pause those for any time
             upstream.observe_latency(now - request.placed_at)
         upstream.breaker.began(request.epoch)
         self.tick(now)  # a half-open breaker admits the next one
 
     def release(
-        self, request: RoutedRequest, outcome: AttemptEnd, now: float, pause_s: float | None = None
+        self,
+        request: RoutedRequest,
+        outcome: AttemptEnd,
+        now: float,
+        pause_s: float | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """The upstream is done with the request: frees its place and serves the queues.
 
@@ -102,6 +95,7 @@ class Dispatcher:
         request.state = RequestState.RELEASED
         upstream.in_flight -= 1
         upstream.deferred -= request.deferred
+        self._account(request, outcome, now, usage)
         if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
             upstream.breaker.success(request.epoch, now)
         elif outcome is AttemptEnd.UNREACHABLE:
@@ -196,7 +190,8 @@ class Dispatcher:
         free = [u for u in self._allowed(request) if u.free(now, deferred=request.deferred)]
         if not free:
             return False
-        upstream = self._policy.choose(free, request.prefix)
+        upstream = self._policy.choose(free, request, now)
+        request.work.start(upstream.load, now)
         upstream.in_flight += 1
         upstream.deferred += request.deferred
         if not request.tried:
@@ -207,6 +202,18 @@ class Dispatcher:
         request.placed_at = now
         request.queued_s += now - request.queued_since
         return True
+
+    def _account(
+        self, request: RoutedRequest, outcome: AttemptEnd, now: float, usage: Usage | None
+    ) -> None:
+        """Takes the request's work off its upstream, and learns from it."""
+        complete = outcome is AttemptEnd.SUCCESS
+        request.work.end(now, usage, complete=complete)
+        if complete and (usage is not None or request.work.generated):
+            if len(self.forecasts) > MOST_FORECASTS:
+                self.forecasts.clear()
+            forecast = self.forecasts.setdefault(request.model, Forecast())
+            forecast.learn(request.work, usage or Usage(0, request.work.generated))
 
     def _serve(self, now: float) -> None:
         """Serves immediate requests before deferred ones, each class by arrival, across models. If

@@ -4,29 +4,24 @@ A policy gets at least one candidate. All candidates are healthy, serve the mode
 place; they are in the operator's order.
 """
 
+import math
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from router.rules.request import RoutedRequest
 from router.rules.upstream import Upstream
 
-# Prefix affinity is ignored if the favoured upstream has this much more work than the least busy
-# one (a relative and an absolute slack, as in the cache-aware policy of SGLang's router).
-SLACK_RATIO = 1.5
-SLACK_REQUESTS = 4
-# The least share of a prompt that an upstream must have seen to be favoured.
-MIN_MATCH = 0.3
-# Remembered blocks of all prompts: about 100 bytes each.
-MAX_BLOCKS = 65_536
+# No server gets a request for its prefix's sake beyond this multiple of the mean load.
+BOUND = 1.25
+# Requests after which the counts of prefixes are halved, and below which no share is believed.
+MOST_COUNTED, LEAST_COUNTED = 4096, 32
 
 
 class RoutingPolicy(Protocol):
     """Chooses among candidates. It may remember earlier choices, in bounded memory."""
 
-    def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
-        """`prefix`: a hash per block of the prompt; each also covers the blocks before it."""
-        ...
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream: ...
 
 
 def work(upstream: Upstream) -> tuple[int, float]:
@@ -37,7 +32,7 @@ def work(upstream: Upstream) -> tuple[int, float]:
 class LeastWork:
     """Fewest connections, then lowest latency, then first listed."""
 
-    def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
         return min(free, key=work)
 
 
@@ -48,7 +43,7 @@ class RoundRobin:
         self._turns: dict[str, int] = {}
         self._turn = 0
 
-    def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
         chosen = min(free, key=lambda u: self._turns.get(u.url, 0))
         self._turn += 1
         self._turns.pop(chosen.url, None)  # moved to the end: the first key is the oldest
@@ -65,45 +60,103 @@ class PowerOfTwo:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
         return min(self._rng.sample(free, min(2, len(free))), key=work)
 
 
+class LeastTokens:
+    """The upstream that would be done with the request first: outstanding work over the rate at
+    which it does work. One whose rate is not known counts as an average one. As long as no rate is
+    known, the one with less work of two random ones."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
+        rates = known_rates(free, now)
+        if rates is None:
+            pair = self._rng.sample(free, min(2, len(free)))
+            return min(pair, key=lambda u: (u.load.work(now), work(u)))
+        own = request.work.total
+
+        def done_s(at: int) -> tuple[float, float]:
+            return (free[at].load.work(now) + own) / rates[at], free[at].latency_s or 0.0
+
+        return free[min(range(len(free)), key=done_s)]
+
+
+def known_rates(free: Sequence[Upstream], now: float) -> list[float] | None:
+    """Where one is not known, the mean of the others; None if none is known."""
+    rates = [u.load.known_rate(now) for u in free]
+    known = [rate for rate in rates if rate]
+    mean = sum(known) / len(known) if known else 0.0
+    return [rate or mean for rate in rates] if known else None
+
+
 class PrefixAffinity:
-    """The upstream that has seen the longest prefix of the prompt, since its KV cache may hold it.
-    Least work if there is none, or if it is much busier than the others. Memory is bounded: the
-    least recently used blocks are forgotten."""
+    """Requests whose prompts begin alike go to the same upstreams, since these have computed the
+    beginning; without memory of where anything went, so that several routers choose alike.
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
-        self._seen: OrderedDict[int, str] = OrderedDict()
+    Each prefix has owners: the first upstreams in its own order of all (rendezvous hashing, Thaler
+    and Ravishankar, 1998), as many as its share of the requests needs (Nasir et al., ICDE '16). One
+    that all prompts share has all upstreams as owners, and the next longer prefix chooses among
+    them; so a conversation stays where it began. Of several owners the least loaded is chosen, and
+    the next in order if that has more than `BOUND` times the mean load (Mirrokni et al., SODA '18).
+    """
 
-    def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
-        least = min(free, key=work)
-        chosen = self._favoured(free, prefix) or least
-        if chosen.in_flight > SLACK_RATIO * least.in_flight + SLACK_REQUESTS:
-            chosen = least
-        for block in prefix:
-            self._seen[block] = chosen.url
-            self._seen.move_to_end(block)
-        while len(self._seen) > self._max_blocks:
-            self._seen.popitem(last=False)
-        return chosen
+    def __init__(self, rng: random.Random) -> None:
+        self._least = LeastTokens(rng)
+        self._shares = Shares()
 
-    def _favoured(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream | None:
-        by_url = {u.url: u for u in free}
-        for matched in range(len(prefix), 0, -1):
-            if matched < MIN_MATCH * len(prefix):
+    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
+        owners, order = list(free), list(free)
+        self._shares.total += 1
+        for prefix in request.prefixes:
+            wanted = max(1, math.ceil(self._shares.add(prefix) * len(free)))
+            if wanted < len(owners):
+                order.sort(key=lambda u: rendezvous(prefix, u.mark), reverse=True)
+                owners = [u for u in order if u in owners][:wanted]
+            if len(owners) == 1:
                 break
-            url = self._seen.get(prefix[matched - 1])
-            if url is not None:
-                return by_url.get(url)
-        return None
+        chosen = owners[0] if len(owners) == 1 else self._least.choose(owners, request, now)
+        if len(owners) == len(free):
+            return chosen
+        rates = known_rates(free, now) or [1.0] * len(free)
+        loads = {u: u.load.work(now) / rate for u, rate in zip(free, rates, strict=True)}
+        bound = BOUND * (sum(u.load.work(now) for u in free) + request.work.total) / sum(rates)
+        accepting = (u for u in [chosen, *order] if loads[u] <= bound)
+        return next(accepting, chosen)
+
+
+class Shares:
+    """Which part of the requests had a prefix. Old ones count less; what was seen once is forgotten
+    first. The same for every router that has the same requests."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._counts: dict[int, float] = {}
+
+    def add(self, prefix: int) -> float:
+        """Counts one more request; returns the share."""
+        self._counts[prefix] = self._counts.get(prefix, 0) + 1
+        if len(self._counts) > MOST_COUNTED or self.total > MOST_COUNTED:
+            self._counts = {k: n / 2 for k, n in self._counts.items() if n >= 2}
+            self.total /= 2
+        return self._counts.get(prefix, 1) / max(self.total, LEAST_COUNTED)
+
+
+def rendezvous(prefix: int, mark: int) -> int:
+    """The rank of an upstream among the owners of a prefix: SplitMix64's mixing of both."""
+    mixed = prefix ^ mark
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return mixed ^ mixed >> 31
 
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "least-work": LeastWork,
+    "least-tokens": lambda: LeastTokens(random.Random()),
     "round-robin": RoundRobin,
     "power-of-two": lambda: PowerOfTwo(random.Random()),
-    "prefix": PrefixAffinity,
+    "prefix": lambda: PrefixAffinity(random.Random()),
 }

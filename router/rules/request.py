@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from router.rules.load import Work
 from router.rules.upstream import Upstream
 
 
@@ -66,20 +67,22 @@ class DispatchLimits:
 
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
-    """A request that needs a place on an upstream. `prefix`: block hashes of its prompt, for the
-    prefix policy. `only`: the upstream that keeps what it continues; None: any will do. `client`:
-    who sent it; "": each request counts as another client's. `repeatable`: it changes nothing on a
-    server, so that it may be sent again after a server may have acted on it."""
+    """A request that needs a place on an upstream. `prefixes`: hashes of its session and of ever
+    longer beginnings of its prompt, for the prefix policy. `only`: the upstream that keeps what it
+    continues; None: any will do. `client`: who sent it; "": each request counts as another
+    client's. `repeatable`: it changes nothing on a server, so that it may be sent again after a
+    server may have acted on it. The dispatcher sets what follows `work`."""
 
-    seq: int
     model: str
-    arrived: float
-    deadline: float
     deferred: bool = False
-    prefix: Sequence[int] = ()
+    prefixes: Sequence[int] = ()
     only: Upstream | None = None
     client: str = ""
     repeatable: bool = True
+    work: Work = field(default_factory=Work)
+    seq: int = 0
+    arrived: float = 0.0
+    deadline: float = 0.0
     state: RequestState = RequestState.WAITING
     refusal: NoPlace | None = None
     upstream: Upstream | None = None

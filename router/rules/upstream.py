@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from router.rules.breaker import Breaker, BreakerState
 from router.rules.budget import RetryBudget
+from router.rules.load import Load
+from router.rules.responses import mark_of
 
 # Weight of a new sample in the moving average of the time to first byte.
 LATENCY_WEIGHT = 0.2
@@ -44,6 +46,8 @@ class Upstream:
     source: str
     breaker: Breaker
     configured: Spec = field(init=False)
+    mark: int = field(init=False)  # the same in every router
+    load: Load = field(default_factory=Load)
     budget: RetryBudget = field(default_factory=RetryBudget)
     models: Mapping[str, bytes] = field(default_factory=dict)
     in_flight: int = 0
@@ -58,6 +62,7 @@ class Upstream:
 
     def __post_init__(self) -> None:
         self.configured = self.spec
+        self.mark = int(mark_of(self.url), 16) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
 
     @property
     def url(self) -> str:

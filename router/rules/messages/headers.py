@@ -32,7 +32,12 @@ _REQUEST_OWN = HOP_BY_HOP | {
 }
 # What a proxy adds about its client. The router adds none of these, so a client may not set them.
 _FORWARDING = frozenset({"forwarded", "x-original-url", "x-real-ip", "x-rewrite-url"})
-_RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
+_RESPONSE_OWN = HOP_BY_HOP | {
+    "content-length",
+    "x-engine-load",  # for this router
+    "x-request-id",
+    "x-upstream-origin",
+}
 
 
 def to_upstream(

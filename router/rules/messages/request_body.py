@@ -1,19 +1,22 @@
-"""Reads what the router needs from a request's body: model, service class, prompt prefix. No I/O.
+"""Reads what the router needs from a request's body: model, service class, the beginning of its
+prompt, the limit of its output. No I/O.
 
 The body is passed on byte for byte. The prompt is skipped, not decoded: this runs on the event loop
 and delays all other requests (2.5 ms per MiB of token ids; decoding them would take 26 ms).
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
 from router.rules.responses import PATH as RESPONSES
 
-BLOCK_BYTES = 256
-MAX_BLOCKS = 256
+# The beginnings of a prompt that are told apart: two in each power of two.
+PREFIX_BYTES = tuple(256 * n * 2**i // 2 for i in range(9) for n in (2, 3))
 
 _NONE = msgspec.Raw(b"null")
 _FALSE = msgspec.Raw(b"false")
@@ -32,8 +35,17 @@ class _Fields(msgspec.Struct):
     input: msgspec.Raw = _NONE
     previous_response_id: msgspec.Raw = _NONE
     store: msgspec.Raw = _NONE
+    max_completion_tokens: msgspec.Raw = _NONE
+    max_output_tokens: msgspec.Raw = _NONE
+    max_tokens: msgspec.Raw = _NONE
+    parameters: msgspec.Raw = _NONE
+    n: msgspec.Raw = _NONE
+    prompt_cache_key: msgspec.Raw = _NONE
+    user: msgspec.Raw = _NONE
 
 
+_MAX_NEW_TOKENS = re.compile(rb'"max_new_tokens"\s*:\s*(\d{1,9})\b')  # TGI's
+_COUNT = re.compile(rb"\d{1,9}")
 # These change nothing on a server: completions, embeddings, tokens. So do responses that are not
 # stored.
 _CHANGES_NOTHING = re.compile(
@@ -47,7 +59,9 @@ _DECODER = msgspec.json.Decoder(_Fields)
 class RequestBody:
     """`model`: None if the request names none. `prompt`: the JSON of the conversation or prompt,
     unchanged. `in_tgis_field`: it is, as far as there is one. `previous`: the id of the stored
-    response that it continues; "" for none. `stored`: a server keeps the response, if it can."""
+    response that it continues; "" for none. `stored`: a server keeps the response, if it can.
+    `max_tokens`: of all choices together; None if it sets no limit. `session`: what it shares with
+    other requests of a conversation or user, as JSON; empty if it says nothing."""
 
     model: str | None
     deferred: bool
@@ -55,6 +69,8 @@ class RequestBody:
     in_tgis_field: bool
     previous: str = ""
     stored: bool = True
+    max_tokens: int | None = None
+    session: bytes = b""
 
     def is_repeatable(self, path: str) -> bool:
         """Whether it may be sent to a second server after a first one may have acted on it."""
@@ -84,15 +100,41 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
     previous = previous.strip('"') if previous.startswith('"') else ""
     in_tgis_field = fields.inputs != _NONE or fields.messages == fields.prompt == _NONE
     stored = fields.store != _FALSE
-    return RequestBody(fields.model or named, deferred, prompt, in_tgis_field, previous, stored)
+    keys = (fields.prompt_cache_key, fields.user)
+    return RequestBody(
+        fields.model or named,
+        deferred,
+        prompt,
+        in_tgis_field,
+        previous,
+        stored,
+        _max_tokens(fields),
+        next((bytes(key) for key in keys if key != _NONE), b""),
+    )
 
 
-def prefix_blocks(model: str, prompt: memoryview) -> Sequence[int]:
-    """A hash per block of the prompt; each covers all blocks before it. Two prompts share one hash
-    for each whole block of their common prefix (vLLM's scheme of prefix caching)."""
-    text = bytes(prompt[: BLOCK_BYTES * MAX_BLOCKS])
-    blocks, chained = [], hash(model)
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        chained = hash((chained, text[start : start + BLOCK_BYTES]))
-        blocks.append(chained)
-    return blocks
+def _max_tokens(fields: _Fields) -> int | None:
+    limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+    found = [_COUNT.fullmatch(limit) for limit in limits]
+    found.append(_MAX_NEW_TOKENS.search(fields.parameters))
+    limit = next((match[match.lastindex or 0] for match in found if match), None)
+    choices = _COUNT.fullmatch(fields.n)
+    return None if limit is None else int(limit) * (int(choices[0]) if choices else 1)
+
+
+def prefixes(session: bytes, prompt: memoryview) -> Sequence[int]:
+    """A hash of the session, if there is one, then one of each beginning of the prompt as long as
+    `PREFIX_BYTES` says. They are the same in every process."""
+    hashed, found = hashlib.blake2b(digest_size=8), []
+    if session:
+        found.append(_number(hashlib.blake2b(session, digest_size=8, key=b"session")))
+    for start, end in pairwise((0, *PREFIX_BYTES)):
+        if end > len(prompt):
+            break
+        hashed.update(prompt[start:end])
+        found.append(_number(hashed))
+    return found
+
+
+def _number(hashed: hashlib.blake2b) -> int:
+    return int.from_bytes(hashed.digest(), "big")

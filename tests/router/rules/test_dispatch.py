@@ -81,7 +81,7 @@ def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int)
     dispatcher = dispatcher_over(fleet)
     for _ in range(waves):
         other.in_flight, dying.breaker = 20, Breaker(open_s=5)
-        requests = [dispatcher.arrive("m", 0.0, client="a") for _ in range(20)]
+        requests = [dispatcher.arrive(RoutedRequest("m", client="a"), 0.0) for _ in range(20)]
         other.in_flight = 0
         for request in requests:
             assert at(request) is dying
@@ -94,14 +94,14 @@ def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_l
     first, second = fleet
     dispatcher = dispatcher_over(fleet)
     for _ in range(50):
-        request = dispatcher.arrive("m", 0.0, client="a", only=first)
+        request = dispatcher.arrive(RoutedRequest("m", client="a", only=first), 0.0)
         dispatcher.release(request, AttemptEnd.FAILURE, 0.0)
     assert first.breaker.state(0.0) is BreakerState.CLOSED
     first.breaker = Breaker(open_s=5)
     for _ in range(LEAST_FAILURES):
         assert first.breaker.state(0.0) is BreakerState.CLOSED
         first.in_flight, second.in_flight = 0, 1
-        request = dispatcher.arrive("m", 0.0, client="a")
+        request = dispatcher.arrive(RoutedRequest("m", client="a"), 0.0)
         assert at(request) is first
         dispatcher.release(request, AttemptEnd.FAILURE, 0.0)
         dispatcher.retry(request, 0.0)
@@ -111,6 +111,6 @@ def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_l
     closes = [AttemptEnd.SUCCESS, AttemptEnd.UNREACHABLE, AttemptEnd.SUCCESS, AttemptEnd.SUCCESS]
     for number, outcome in enumerate(closes, 1):  # two successes in a row close it again
         assert first.breaker.state(5.0 * number) is BreakerState.HALF_OPEN
-        request = dispatcher.arrive("m", 5.0 * number, only=first)
+        request = dispatcher.arrive(RoutedRequest("m", only=first), 5.0 * number)
         dispatcher.release(request, outcome, 5.0 * number)
     assert first.breaker.state(20.0) is BreakerState.CLOSED

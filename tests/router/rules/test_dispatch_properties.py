@@ -12,7 +12,15 @@ from router.rules import breaker, budget
 from router.rules.breaker import BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import BREAKER_OPEN_S, Upstreams
-from router.rules.policies import LeastWork, PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
+from router.rules.load import Usage, Work
+from router.rules.policies import (
+    LeastTokens,
+    LeastWork,
+    PowerOfTwo,
+    PrefixAffinity,
+    RoundRobin,
+    RoutingPolicy,
+)
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
@@ -22,8 +30,9 @@ MODELS = ["a", "b"]
 POLICIES: list[Callable[[], RoutingPolicy]] = [
     LeastWork,
     RoundRobin,
-    PrefixAffinity,
+    lambda: PrefixAffinity(random.Random(0)),
     lambda: PowerOfTwo(random.Random(0)),
+    lambda: LeastTokens(random.Random(0)),
 ]
 
 
@@ -102,6 +111,7 @@ class Walk:
         self.placed_s: dict[int, float] = {}
         self.unserved: dict[str, float] = {}  # models that are waited for, and since when
         self.reached: set[int] = set()
+        self.proceeded: set[int] = set()  # some of their work is done
         self.unproven: dict[int, list[Known]] = {}  # of each that has failed
         self.dispatcher = Dispatcher(self.fleet, self.rng.choice(POLICIES)(), LIMITS, self.decided)
 
@@ -136,6 +146,7 @@ class Walk:
         assert request.state is RequestState.PLACED
         assert request.upstream is not None
         self.placed_s[request.seq] = self.now
+        self.proceeded.discard(request.seq)
         known = self.known[request.upstream]
         known.on_trial = known.at(self.now) is BreakerState.HALF_OPEN
         known.current.add(request.seq)
@@ -227,18 +238,19 @@ class Walk:
     def arrive(self) -> None:
         model, deferred = self.rng.choice([*MODELS, *MODELS, "unknown"]), self.rng.random() < 0.4
         only = self.fleet.get(self.rng.choice(URLS)) if self.rng.random() < 0.3 else None
-        prefix = [self.rng.randint(0, 5) for _ in range(3)]
+        prefixes = [self.rng.randint(0, 5) for _ in range(3)]
         for _ in range(self.rng.choice([1, 1, 3, 6])):
             expected = self.expected(model, deferred, only)
-            request = self.dispatcher.arrive(
+            request = RoutedRequest(
                 model,
-                self.now,
-                deferred=deferred,
-                prefix=prefix,
-                only=only,
+                deferred,
+                prefixes,
+                only,
                 client=self.rng.choice(["", "a", "a", "b"]),
                 repeatable=self.rng.random() < 0.8,
+                work=Work(self.rng.randint(0, 9999), self.rng.choice([None, 0, 1, 10**9])),
             )
+            assert self.dispatcher.arrive(request, self.now) is request
             self.requests.append(request)
             assert (request.state, request.refusal) == expected
             if request.state is RequestState.PLACED:
@@ -270,10 +282,17 @@ class Walk:
             return RequestState.REFUSED, NoPlace.UNAVAILABLE
         return RequestState.WAITING, None
 
+    def events(self) -> None:
+        for request in self.some(RequestState.PLACED):
+            request.work.proceed(self.rng.choice([1, 5, 10**6]))
+            self.proceeded.add(request.seq)
+
     def first_byte(self) -> None:
         for request in self.some(RequestState.PLACED):
             self.trial_ends(request)
-            self.dispatcher.began(request, self.now)
+            told = self.rng.choice(["", "waiting=3 running=4 free_blocks=0", "running=x", "\xff"])
+            self.dispatcher.began(request, self.now, told)
+            self.proceeded.add(request.seq)
             assert request.upstream is not None
             if not request.deferred:  # a server may pause it
                 self.known[request.upstream].observe(self.now - self.placed_s[request.seq])
@@ -288,7 +307,8 @@ class Walk:
                 until = self.now + min(pause, MAX_PAUSE_S)
                 known.paused_until = max(known.paused_until, until)
             self.judge(request, known, outcome)
-            self.dispatcher.release(request, outcome, self.now, pause)
+            usage = self.rng.choice([None, Usage(0, 0), Usage(10**9, 3)])
+            self.dispatcher.release(request, outcome, self.now, pause, usage)
             with pytest.raises(RuntimeError, match="holds no place"):
                 self.dispatcher.release(request, outcome, self.now)
             if outcome is not AttemptEnd.UNREACHABLE:
@@ -358,6 +378,10 @@ class Walk:
             assert upstream.latency_s == pytest.approx(known.latency_s)
             held, limit = self.on(upstream), upstream.spec.limit
             assert upstream.in_flight == len(held) <= limit
+            untouched = [t.work.total for t in held if t.seq not in self.proceeded]
+            most = sum(t.work.total for t in held)
+            assert sum(untouched) * 0.999 <= upstream.load.outstanding <= most * 1.001
+            assert upstream.load.requests == len(held)
             assert upstream.deferred == sum(t.deferred for t in held) <= max(1, limit // 2)
         for request in waiting:
             assert self.now < min(request.deadline, self.may_wait_until(request))
@@ -380,7 +404,7 @@ class Walk:
             self.time_passes,
         ]
         for _ in range(steps):
-            self.rng.choice([*rare, self.first_byte, *often, *often, *often])()
+            self.rng.choice([*rare, self.first_byte, self.events, *often, *often, *often])()
             self.require_account()
         for request in self.in_state(RequestState.RELEASED):
             self.requests.remove(request)
