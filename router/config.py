@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from options import OptionGroup, Options, comma_separated
 from router.rules.policies import POLICIES
+from router.rules.queues import ORDERS
 from router.rules.upstream import Spec
 from web.browsers import host_names
 
@@ -24,6 +25,20 @@ PROCESS = OptionGroup("process")
 
 def _batch_upstream(text: str) -> str:
     return text if text in {"", ANY} else parse_upstream(text, limit=1).url
+
+
+def _aliases(text: str) -> tuple[str, ...]:
+    """Raises ValueError."""
+    pairs = comma_separated(text)
+    if wrong := [pair for pair in pairs if not all(aliased(pair))]:
+        raise ValueError(f"{wrong[0]!r} is no NAME=MODEL")
+    return pairs
+
+
+def aliased(pair: str) -> tuple[str, str]:
+    """The name and the model of an alias."""
+    name, _, model = pair.partition("=")
+    return name.strip(), model.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,20 @@ class RouterConfig(Options):
     """how the server for a request is chosen"""
     default_model: str = DISPATCH.option("")
     """model for requests that name none; none: the only model, if there is one"""
+    alias: tuple[str, ...] = DISPATCH.option((), parse=_aliases)
+    """NAME=MODEL, comma separated: requests for NAME get MODEL while no server that can be used has
+    NAME itself; of several for one NAME, the first that can be used"""
+    queue_order: str = DISPATCH.option("fifo", choices=[*ORDERS])
+    """who gets the next place: fifo (who came first); fair (the lowest priority of X-Priority, then
+    the user who was served least, as in the server's vtc). A user is a key of --api-keys, else what
+    X-User-Id or the body's user names, else an address"""
+    max_priority: int = DISPATCH.option(0, least=-(2**31), most=2**31 - 1)
+    """lowest number that counts as a priority; a lower number is more urgent"""
+    requests_per_minute: int = DISPATCH.option(0, least=0)
+    """most requests of a client in a minute, further ones get 429; a client is a key of --api-keys,
+    else an address; 0: any number"""
+    tokens_per_minute: int = DISPATCH.option(0, least=0)
+    """most tokens of a client in a minute, those expected of a request included; 0: any number"""
     max_queue: int = DISPATCH.option(1000, least=0)
     """most requests that wait for a model; further ones get 429"""
     max_attempts: int = DISPATCH.option(3, least=1)

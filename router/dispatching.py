@@ -5,23 +5,27 @@ Only this module combines asyncio with the pure state. `now` is always the loop'
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
-from router.rules.load import Usage
+from router.rules.load import StatedUsage
 from router.rules.policies import RoutingPolicy
+from router.rules.queues import Turns
 from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest
 
 
 class AsyncDispatcher:
     """Assigns places on upstreams. Create it in a running event loop and use it only there."""
 
-    def __init__(self, fleet: Upstreams, policy: RoutingPolicy, limits: DispatchLimits) -> None:
+    def __init__(
+        self, fleet: Upstreams, policy: RoutingPolicy, limits: DispatchLimits, turns: Turns
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.fleet = fleet
-        self.state = Dispatcher(fleet, policy, limits, self._decided)
+        self.state = Dispatcher(fleet, policy, limits, self._decided, turns)
 
     def now(self) -> float:
         return self._loop.time()
@@ -50,7 +54,7 @@ class AsyncDispatcher:
         request: RoutedRequest,
         outcome: AttemptEnd,
         pause_s: float | None = None,
-        usage: Usage | None = None,
+        usage: StatedUsage | None = None,
     ) -> None:
         self.state.release(request, outcome, self._loop.time(), pause_s, usage)
         self._arm()
@@ -65,6 +69,13 @@ class AsyncDispatcher:
     def leave(self, request: RoutedRequest) -> None:
         self.state.leave(request, self._loop.time())
         self._arm()
+
+    def minute_limits(self, request: RoutedRequest) -> dict[str, str]:
+        """What the headers of its answer tell its client."""
+        return self.state.minutes.headers(request.client, self._loop.time())
+
+    def available(self, models: Sequence[str]) -> str:
+        return self.fleet.available(models, self._loop.time())
 
     def fleet_changed(self) -> None:
         """Call it after a probe or the operator changed an upstream."""

@@ -36,6 +36,7 @@ from router.rules.buffers import BufferLimit
 from router.rules.fleet import Upstreams
 from router.rules.messages import errors
 from router.rules.policies import POLICIES
+from router.rules.queues import ORDERS
 from router.rules.request import DispatchLimits
 from router.rules.responses import PATH as RESPONSES
 from telemetry.journal import Journal
@@ -56,9 +57,15 @@ async def serve(config: RouterConfig) -> None:
     """Runs until SIGTERM or SIGINT, then drains."""
     log.set_up(debug=config.debug)
     limits = DispatchLimits(
-        config.timeout / 1000, config.wait_for / 1000, config.max_queue, config.max_attempts
+        config.timeout / 1000,
+        config.wait_for / 1000,
+        config.max_queue,
+        config.max_attempts,
+        config.requests_per_minute,
+        config.tokens_per_minute,
     )
-    dispatcher = AsyncDispatcher(Upstreams(), POLICIES[config.policy](), limits)
+    turns = ORDERS[config.queue_order]()
+    dispatcher = AsyncDispatcher(Upstreams(), POLICIES[config.policy](), limits, turns)
     metrics = Metrics(dispatcher)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),

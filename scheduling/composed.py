@@ -81,10 +81,13 @@ class Attained(OrderedDict[Any, float]):
     """A number of each key, 0 at first. The keys that were idle for longest are forgotten."""
 
     def add(self, key: Any, more: float) -> None:
-        self.raise_to(key, self.get(key, 0.0) + more)
+        self._set(key, self.get(key, 0.0) + more)
 
     def raise_to(self, key: Any, value: float) -> None:
-        self[key] = max(value, self.get(key, 0.0))
+        self._set(key, max(value, self.get(key, 0.0)))
+
+    def _set(self, key: Any, value: float) -> None:
+        self[key] = value
         self.move_to_end(key)
         if len(self) > KEPT:
             self.popitem(last=False)

@@ -74,7 +74,7 @@ class Admin:
     async def model(self, request: web.Request) -> web.Response:
         if refused := self._refused(request, self._config.api_keys):
             return refused
-        name = request.match_info["model"]
+        name = self._proxy.model_for(request.match_info["model"])
         models = self._dispatcher.fleet.models()
         if name in models:
             return _json(models[name])

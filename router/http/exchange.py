@@ -32,6 +32,7 @@ class ProxiedRequest:
     request_id: str
     model: str = ""
     openai: bool = False
+    limits: dict[str, str] = field(default_factory=dict)  # headers that tell them
     body: bytearray = field(default_factory=bytearray)
     buffered_bytes: int = 0  # of the body, and of an answer that is held back
     routed: RoutedRequest | None = None

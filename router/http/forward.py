@@ -60,7 +60,9 @@ class Passage:
         return ready, rest
 
     def headers(self) -> CIMultiDict[str]:
-        return headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
+        shown = headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
+        shown.update(self.x.limits)
+        return shown
 
     async def read(self) -> bytes:
         """The bytes of the body that have arrived; empty at its end."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from router import log
-from router.config import RouterConfig
+from router.config import RouterConfig, aliased
 from router.dispatching import AsyncDispatcher
 from router.http.connections import set_waiting
 from router.http.exchange import ClientGoneError, Failed, ProxiedRequest
@@ -20,17 +20,23 @@ from router.http.telemetry import RequestTelemetry
 from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
-from router.rules.load import Work
+from router.rules.load import RequestWork
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
-from router.rules.messages.request_body import RequestBody, parse_body, prefixes
+from router.rules.messages.request_body import (
+    RequestBody,
+    parse_body,
+    prefixes,
+    priority_in,
+    renamed,
+)
 from router.rules.request import NoPlace, RoutedRequest
 from telemetry.tracing import Tracing
 from web.requests import HEADER, bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
-SESSION = "X-Session-Id"
+SESSION, USER, PRIORITY = "X-Session-Id", "X-User-Id", "X-Priority"
 
 # TGI's clients send these names to a server of one model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
@@ -64,6 +70,9 @@ class Proxy:
         self._tracing = tracing
         self._telemetry = telemetry
         self._config = config
+        self._aliases: dict[str, list[str]] = {}
+        for name, model in map(aliased, config.alias):
+            self._aliases.setdefault(name, []).append(model)
         self._by_prefix = config.policy == "prefix"
         self._dispatcher = dispatcher
         self._forwarder = forwarder
@@ -177,17 +186,21 @@ class Proxy:
         only = self._jobs.keeper(body.previous) if body.previous else None
         # clients of one address differ only in a key that was checked
         key = key_of(x.request) if self._config.api_keys else b""
+        client = f"{key!r}" if key else x.request.remote or "unknown"
         session = x.request.headers.get(SESSION, "").encode(errors="surrogateescape")
         routed = RoutedRequest(
             x.model,
             body.deferred,
             prefixes(session or body.session, body.prompt) if self._by_prefix else (),
             only,
-            client=f"{key!r}" if key else x.request.remote or "unknown",
+            client=client,
             repeatable=body.is_repeatable(x.request.path),
-            work=Work(len(body.prompt), body.max_tokens),
+            priority=self._priority(x, body),
+            user=client if key else (x.request.headers.get(USER) or body.user or client)[:256],
+            work=RequestWork(len(body.prompt), body.max_tokens),
         )
         self._dispatcher.arrive(routed)
+        x.limits = self._dispatcher.minute_limits(routed)
         x.routed = routed
         failed: Failed | None = None
         while True:
@@ -241,8 +254,21 @@ class Proxy:
                 message = f"'model' (or X-Model) is required, all available models: {available}."
                 return Problem(422, "invalid_request_error", "model_required", message, "model")
             model = known[0]
-        x.model = model
+        x.model = self.model_for(model)
+        if x.model != model and body.model:
+            x.body = renamed(x.body, x.model)
         return body
+
+    def model_for(self, name: str) -> str:
+        """The model of that name, or the one that its aliases name for now."""
+        return self._dispatcher.available([name, *self._aliases.get(name, ())])
+
+    def _priority(self, x: ProxiedRequest, body: RequestBody) -> int:
+        told = body.priority
+        if told is None:
+            named = x.request.headers.get(PRIORITY, "")
+            told = priority_in(named.encode(errors="surrogateescape"))
+        return max(told or 0, self._config.max_priority)
 
     async def _read_body(self, x: ProxiedRequest) -> Problem | None:
         """Reads the body as it arrives, within the limits of one body and of all bodies held."""
@@ -268,6 +294,8 @@ class Proxy:
     def _explain(self, routed: RoutedRequest) -> Problem:
         reason = routed.refusal
         self._metrics.refused.labels(reason.value if reason else "").inc()
+        if routed.over_limit is not None:
+            return errors.over_limit(routed.over_limit)
         if reason is NoPlace.UNKNOWN_MODEL:
             return errors.unknown_model(routed.model, list(self._dispatcher.fleet.models()))
         if reason is NoPlace.QUEUE_FULL:
@@ -283,4 +311,5 @@ class Proxy:
     def _refuse(x: ProxiedRequest, problem: Problem) -> web.Response:
         response = errors.response(problem, x.request.path, openai=x.openai)
         response.headers[HEADER] = x.request_id
+        response.headers.update(x.limits)
         return response

@@ -1,10 +1,10 @@
 """The router's core: places, queues and verdicts. Pure: no asyncio, no sockets, no clock.
 
-A request arrives, is placed on an upstream or waits in its model's FIFO queue, and ends exactly
-once. Every change of the state (a free place, a probe, time) serves the queues at once.
+A request arrives, is placed on an upstream or waits in its model's queue, and ends exactly once.
+Every change of the state (a free place, a probe, time) serves the queues at once.
 
 Invariant between calls: no waiting request could be placed now. So a new request that can be placed
-does not overtake any request of its model and class.
+does not overtake any request of its model and class, whatever the order of the queue.
 """
 
 import heapq
@@ -12,20 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from router.rules.breaker import BreakerState
 from router.rules.fleet import Upstreams
-from router.rules.load import Forecast, Usage
+from router.rules.limits import MinuteLimits
+from router.rules.load import Forecast, StatedUsage
 from router.rules.policies import RoutingPolicy
+from router.rules.queues import Queue, Rank, Turns
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Upstream, half
 
 FIRST_FORECAST = Forecast()
 MOST_FORECASTS = 1000
-
-# One queue per (deferred, model): requests by sequence number, oldest first.
-Queue = dict[int, RoutedRequest]
-
-
-def _head(queue: Queue) -> RoutedRequest:
-    return next(iter(queue.values()))
 
 
 class Dispatcher:
@@ -37,12 +32,15 @@ class Dispatcher:
         policy: RoutingPolicy,
         limits: DispatchLimits,
         decided: Callable[[RoutedRequest], None],
+        turns: Turns,
     ) -> None:
         self.fleet = fleet
         self._policy = policy
         self._limits = limits
         self._decided = decided
-        self._queues: dict[tuple[bool, str], Queue] = {}
+        self._turns = turns
+        self.minutes = MinuteLimits(limits.requests_per_minute, limits.tokens_per_minute)
+        self._queues: dict[tuple[bool, str], Queue] = {}  # by (deferred, model)
         self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
         self._bound: dict[int, RoutedRequest] = {}  # waiting requests that may not go everywhere
         self._seq = 0
@@ -58,6 +56,12 @@ class Dispatcher:
         request.deadline = now + self._limits.timeout_s
         model, deferred = request.model, request.deferred
         self.forecasts.get(model, FIRST_FORECAST).expect(request.work)
+        request.charged = request.work.prompt + request.work.output
+        request.over_limit = self.minutes.admit(request.client, request.charged, now)
+        if request.over_limit is not None:
+            request.charged = 0.0
+            self._refuse(request, NoPlace.RATE_LIMIT, now)
+            return request
         if self._place(request, now):
             return request
         if not self.fleet.serving(model) and self.fleet.complete():
@@ -84,7 +88,7 @@ class Dispatcher:
         outcome: AttemptEnd,
         now: float,
         pause_s: float | None = None,
-        usage: Usage | None = None,
+        usage: StatedUsage | None = None,
     ) -> None:
         """The upstream is done with the request: frees its place and serves the queues.
 
@@ -145,6 +149,9 @@ class Dispatcher:
         elif request.state is RequestState.WAITING:
             self._dequeue(request)
             request.state = RequestState.RELEASED
+        if request.charged:
+            self.minutes.correct(request.client, sum(request.work.spent) - request.charged, now)
+            request.charged = 0.0
 
     # --- time and change --------------------------------------------------------------------
 
@@ -159,12 +166,12 @@ class Dispatcher:
         """When time alone may change something; None if no request waits."""
         if not self._queues:
             return None
-        times = [_head(queue).deadline for queue in self._queues.values()]
+        times = [queue.oldest.deadline for queue in self._queues.values()]
         for since in self._unserved.values():
             times.append(since + self._limits.wait_for_s)
         for (_, model), queue in self._queues.items():
             if model in self._unserved:
-                times.append(_head(queue).arrived + self._limits.wait_for_s)
+                times.append(queue.oldest.arrived + self._limits.wait_for_s)
         for upstream in self.fleet:
             times.append(upstream.paused_until)
             if upstream.breaker.state(now) is BreakerState.OPEN:
@@ -181,7 +188,7 @@ class Dispatcher:
 
     def longest_wait_s(self, model: str, now: float) -> float:
         """How long the head of the model's queue has waited: an estimate for a new request."""
-        heads = [_head(queue) for (_, m), queue in self._queues.items() if m == model]
+        heads = [queue.oldest for (_, m), queue in self._queues.items() if m == model]
         return max((now - t.arrived for t in heads), default=0.0)
 
     # --- internal ---------------------------------------------------------------------------
@@ -192,6 +199,7 @@ class Dispatcher:
             return False
         upstream = self._policy.choose(free, request, now)
         request.work.start(upstream.load, now)
+        self._turns.placed(request)
         upstream.in_flight += 1
         upstream.deferred += request.deferred
         if not request.tried:
@@ -204,38 +212,35 @@ class Dispatcher:
         return True
 
     def _account(
-        self, request: RoutedRequest, outcome: AttemptEnd, now: float, usage: Usage | None
+        self, request: RoutedRequest, outcome: AttemptEnd, now: float, usage: StatedUsage | None
     ) -> None:
         """Takes the request's work off its upstream, and learns from it."""
         complete = outcome is AttemptEnd.SUCCESS
         request.work.end(now, usage, complete=complete)
+        self._turns.ended(request)
         if complete and (usage is not None or request.work.generated):
             if len(self.forecasts) > MOST_FORECASTS:
                 self.forecasts.clear()
             forecast = self.forecasts.setdefault(request.model, Forecast())
-            forecast.learn(request.work, usage or Usage(0, request.work.generated))
+            forecast.learn(request.work, usage or StatedUsage(0, request.work.generated))
 
     def _serve(self, now: float) -> None:
-        """Serves immediate requests before deferred ones, each class by arrival, across models. If
-        one cannot be placed, neither can those behind it in its queue, unless it is bound: then it
-        may not use an upstream that they may use."""
+        """Serves immediate requests before deferred ones, each class in turn, across models. If one
+        cannot be placed, neither can those behind it in its queue, unless it is bound: then it may
+        not use an upstream that they may use."""
         for deferred in (False, True):
-            queues = [(m, queue) for (d, m), queue in self._queues.items() if d is deferred]
-            oldest: list[tuple[int, RoutedRequest, Iterator[RoutedRequest]]] = []
-            for _, queue in queues:
-                requests = iter(queue.values())
-                first = next(requests)
-                heapq.heappush(oldest, (first.seq, first, requests))
+            heads: list[tuple[Rank, int, RoutedRequest, Iterator[tuple[Rank, RoutedRequest]]]] = []
+            for (of, _), queue in self._queues.items():
+                if of is deferred:
+                    _push_next(heads, queue.in_turn())
             placed = []
-            while oldest:
-                _, request, requests = heapq.heappop(oldest)
+            while heads:
+                _, _, request, following = heapq.heappop(heads)
                 if self._place(request, now):
                     placed.append(request)
                 elif not request.bound:
                     continue
-                following = next(requests, None)
-                if following is not None:
-                    heapq.heappush(oldest, (following.seq, following, requests))
+                _push_next(heads, following)
             for request in placed:
                 self._dequeue(request)
                 self._decided(request)
@@ -263,7 +268,7 @@ class Dispatcher:
         for key, queue in list(self._queues.items()):
             since = self._unserved.get(key[1])
             unknown = not self.fleet.serving(key[1]) and self.fleet.complete()
-            for request in list(queue.values()):
+            for request in queue:
                 if unknown:
                     self._refuse(request, NoPlace.UNKNOWN_MODEL, now)
                 elif now >= request.deadline:
@@ -283,19 +288,15 @@ class Dispatcher:
 
     def _enqueue(self, request: RoutedRequest, now: float) -> None:
         key = (request.deferred, request.model)
-        queue = self._queues.setdefault(key, {})
-        in_order = not queue or next(reversed(queue)) < request.seq
-        queue[request.seq] = request
+        self._queues.setdefault(key, Queue(self._turns)).add(request)
         if request.bound:
             self._bound[request.seq] = request
-        if not in_order:  # a retried request returns to its old place: rare, so sorting is cheap
-            self._queues[key] = dict(sorted(queue.items()))
         self._expire(now)
 
     def _dequeue(self, request: RoutedRequest) -> bool:
         key = (request.deferred, request.model)
-        queue = self._queues.get(key, {})
-        if queue.pop(request.seq, None) is None:
+        queue = self._queues.get(key)
+        if queue is None or not queue.remove(request):
             return False
         self._bound.pop(request.seq, None)
         if not queue:
@@ -320,3 +321,12 @@ class Dispatcher:
         if self.fleet.serving(model):
             return counts.get(model, 0)
         return sum(n for m, n in counts.items() if not self.fleet.serving(m))
+
+
+def _push_next(
+    heads: list[tuple[Rank, int, RoutedRequest, Iterator[tuple[Rank, RoutedRequest]]]],
+    following: Iterator[tuple[Rank, RoutedRequest]],
+) -> None:
+    for rank, request in following:
+        heapq.heappush(heads, (rank, request.seq, request, following))
+        break

@@ -1,6 +1,6 @@
 """The upstreams in the operator's order, their sources, and the models they serve. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from router.rules.breaker import Breaker
 from router.rules.responses import mark_in, mark_of
@@ -102,3 +102,9 @@ class Upstreams:
             for name, described in upstream.models.items():
                 union.setdefault(name, described)
         return union
+
+    def available(self, names: Sequence[str], now: float) -> str:
+        """The first of the models that can be used, else that is known, else the first."""
+        known = [name for name in names if self.serving(name)]
+        usable = (name for name in known if any(u.usable(now) for u in self.serving(name)))
+        return next(usable, (known or names)[0])

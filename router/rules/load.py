@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN
+from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN, cost
 
 HEADER = "X-Engine-Load"
 _FIGURE = re.compile(r"(waiting|running|free_blocks)=(\d{1,9})\b")
@@ -34,20 +34,23 @@ LEFT_AT_LEAST = 0.25
 BYTES_PER_TOKEN, OUTPUT_TOKENS = 4.0, 128.0
 
 
-class Usage(NamedTuple):
+class StatedUsage(NamedTuple):
     """Tokens, as the answer states them."""
 
     prompt: int
     generated: int
 
 
-def usage_in(answer: bytes) -> Usage | None:
+NOTHING = StatedUsage(0, 0)
+
+
+def usage_in(answer: bytes) -> StatedUsage | None:
     """What the end of an answer, or of a stream, states. In a text of the answer the quotes would
     be escaped. None if it states nothing."""
     found = {kind: int(count) for kind, count in _USAGE.findall(answer)}
     prompt = found.get(b"prompt", found.get(b"input", 0))
     generated = found.get(b"completion", found.get(b"output", found.get(b"generated", 0)))
-    return Usage(prompt, generated) if found else None
+    return StatedUsage(prompt, generated) if found else None
 
 
 @dataclass(slots=True)
@@ -59,12 +62,12 @@ class Forecast:
     share: float = 1.0
     output: float = OUTPUT_TOKENS
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: RequestWork) -> None:
         work.prompt = work.prompt_bytes / self.bytes_per_token
         most = work.max_tokens
         work.output = self.output if most is None else self.share * most
 
-    def learn(self, work: Work, usage: Usage) -> None:
+    def learn(self, work: RequestWork, usage: StatedUsage) -> None:
         if usage.prompt and work.prompt_bytes:
             self.bytes_per_token += WEIGHT * (
                 work.prompt_bytes / usage.prompt - self.bytes_per_token
@@ -77,7 +80,7 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Work:
+class RequestWork:
     """What a request costs. `max_tokens`: the limit of its output, over all of its choices; None if
     it has none. `prompt` and `output`: tokens expected of it."""
 
@@ -86,16 +89,17 @@ class Work:
     prompt: float = 0.0
     output: float = 0.0
     generated: int = 0  # seen so far
-    _load: Load | None = None  # of the server that does it
+    spent: StatedUsage = NOTHING  # by the last attempt that has ended
+    _load: UpstreamLoad | None = None  # of the server that does it
     _left: float = 0.0
     _done: float = 0.0
     _at_start: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def total(self) -> float:
-        return PROMPT_TOKEN * self.prompt + GENERATED_TOKEN * self.output
+        return cost(self.prompt, self.output)
 
-    def start(self, load: Load, now: float) -> None:
+    def start(self, load: UpstreamLoad, now: float) -> None:
         """Its server was chosen."""
         load.pass_time(now, 1)
         self._load, self._left, self._done, self.generated = load, self.total, 0.0, 0
@@ -117,7 +121,7 @@ class Work:
             load.outstanding -= self._left - left
             self._left = left
 
-    def end(self, now: float, usage: Usage | None, *, complete: bool) -> None:
+    def end(self, now: float, usage: StatedUsage | None, *, complete: bool) -> None:
         """Its server is done with it. Without `usage` a complete answer that was no stream is taken
         to be as long as expected."""
         load = self._load
@@ -127,11 +131,11 @@ class Work:
         load.pass_time(now, -1)
         # what is rounded away adds up to nothing
         load.outstanding = max(0.0, load.outstanding - self._left) if load.requests else 0.0
+        prompt = round(self.prompt) if complete or self._done else 0
+        self.spent = StatedUsage(prompt, self.generated)
         if complete:
-            if usage is None:
-                usage = Usage(round(self.prompt), self.generated or round(self.output))
-            self.prompt, self.output = usage
-            load.delivered += self.total - self._done
+            self.spent = usage or StatedUsage(prompt, self.generated or round(self.output))
+            load.delivered += cost(*self.spent) - self._done
         start, delivered, request_seconds = self._at_start
         if complete and now > start:
             seconds = now - start
@@ -143,7 +147,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Load:
+class UpstreamLoad:
     """The load of one server. `outstanding`: the work of this router's requests. `rate`: work done
     in a second, with the number of requests at which it was measured; None until then."""
 

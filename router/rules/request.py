@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from router.rules.load import Work
+from router.rules.limits import OverLimit
+from router.rules.load import RequestWork
 from router.rules.upstream import Upstream
 
 
@@ -24,6 +25,7 @@ class NoPlace(Enum):
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
+    RATE_LIMIT = "rate_limit"
 
 
 class AttemptEnd(Enum):
@@ -57,12 +59,14 @@ def outcome_of(status: int) -> AttemptEnd:
 class DispatchLimits:
     """`timeout_s`: longest wait for a place, from arrival. `wait_for_s`: longest wait for an
     upstream to become ready. `max_queue`: most waiting requests per model. `max_attempts`: most
-    upstreams tried per request."""
+    upstreams tried per request. Those of a minute are per client; 0: any number."""
 
     timeout_s: float = 600.0
     wait_for_s: float = 5.0
     max_queue: int = 1000
     max_attempts: int = 3
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +75,8 @@ class RoutedRequest:
     longer beginnings of its prompt, for the prefix policy. `only`: the upstream that keeps what it
     continues; None: any will do. `client`: who sent it; "": each request counts as another
     client's. `repeatable`: it changes nothing on a server, so that it may be sent again after a
-    server may have acted on it. The dispatcher sets what follows `work`."""
+    server may have acted on it. `priority` (a lower number is more urgent) and `user`: for a fair
+    queue. The dispatcher sets what follows `work`."""
 
     model: str
     deferred: bool = False
@@ -79,12 +84,16 @@ class RoutedRequest:
     only: Upstream | None = None
     client: str = ""
     repeatable: bool = True
-    work: Work = field(default_factory=Work)
+    priority: int = 0
+    user: str = ""
+    work: RequestWork = field(default_factory=RequestWork)
     seq: int = 0
     arrived: float = 0.0
     deadline: float = 0.0
     state: RequestState = RequestState.WAITING
     refusal: NoPlace | None = None
+    over_limit: OverLimit | None = None
+    charged: float = 0.0  # tokens, against the limit of a minute
     upstream: Upstream | None = None
     tried: list[Upstream] = field(default_factory=list)
     suspect: bool = False  # it failed on an upstream and may be the cause

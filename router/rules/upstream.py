@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from router.rules.breaker import Breaker, BreakerState
 from router.rules.budget import RetryBudget
-from router.rules.load import Load
+from router.rules.load import UpstreamLoad
 from router.rules.responses import mark_of
 
 # Weight of a new sample in the moving average of the time to first byte.
@@ -47,7 +47,7 @@ class Upstream:
     breaker: Breaker
     configured: Spec = field(init=False)
     mark: int = field(init=False)  # the same in every router
-    load: Load = field(default_factory=Load)
+    load: UpstreamLoad = field(default_factory=UpstreamLoad)
     budget: RetryBudget = field(default_factory=RetryBudget)
     models: Mapping[str, bytes] = field(default_factory=dict)
     in_flight: int = 0

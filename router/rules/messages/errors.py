@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from router.rules.limits import OverLimit, duration
 from router.rules.upstream import half
 
 TGI_PATHS = ("/", "/tokenize", "/chat_tokenize")
@@ -60,6 +61,20 @@ def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> Problem
     message = f"{bound} are waiting already (MAX_QUEUE), try again later."
     headers = {"Retry-After": str(max(1, min(60, math.ceil(wait_s))))}
     return Problem(429, "rate_limit_error", "queue_full", message, headers=headers)
+
+
+def over_limit(over: OverLimit) -> Problem:
+    """As OpenAI says it."""
+    name = {"requests": "requests per min (RPM)", "tokens": "tokens per min (TPM)"}[over.kind]
+    message = f"Rate limit reached on {name}: Limit {over.limit}, "
+    headers = {}
+    if over.again_s is None:
+        message = f"Request too large on {name}: Limit {over.limit}, Requested {over.asked}."
+    else:
+        again = duration(over.again_s)
+        message += f"Used {over.used}, Requested {over.asked}. Please try again in {again}."
+        headers = {"Retry-After": str(max(1, math.ceil(over.again_s)))}
+    return Problem(429, over.kind, "rate_limit_exceeded", message, headers=headers)
 
 
 def unavailable(message: str, code: str) -> Problem:

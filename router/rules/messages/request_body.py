@@ -42,10 +42,12 @@ class _Fields(msgspec.Struct):
     n: msgspec.Raw = _NONE
     prompt_cache_key: msgspec.Raw = _NONE
     user: msgspec.Raw = _NONE
+    priority: msgspec.Raw = _NONE
 
 
 _MAX_NEW_TOKENS = re.compile(rb'"max_new_tokens"\s*:\s*(\d{1,9})\b')  # TGI's
 _COUNT = re.compile(rb"\d{1,9}")
+_PRIORITY = re.compile(rb"[+-]?\d{1,10}")
 # These change nothing on a server: completions, embeddings, tokens. So do responses that are not
 # stored.
 _CHANGES_NOTHING = re.compile(
@@ -61,7 +63,8 @@ class RequestBody:
     unchanged. `in_tgis_field`: it is, as far as there is one. `previous`: the id of the stored
     response that it continues; "" for none. `stored`: a server keeps the response, if it can.
     `max_tokens`: of all choices together; None if it sets no limit. `session`: what it shares with
-    other requests of a conversation or user, as JSON; empty if it says nothing."""
+    other requests of a conversation or user, as JSON; empty if it says nothing. `user`: the same.
+    `priority`: None if it names none."""
 
     model: str | None
     deferred: bool
@@ -71,6 +74,8 @@ class RequestBody:
     stored: bool = True
     max_tokens: int | None = None
     session: bytes = b""
+    user: str = ""
+    priority: int | None = None
 
     def is_repeatable(self, path: str) -> bool:
         """Whether it may be sent to a second server after a first one may have acted on it."""
@@ -110,7 +115,22 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
         stored,
         _max_tokens(fields),
         next((bytes(key) for key in keys if key != _NONE), b""),
+        bytes(fields.user).decode(errors="replace") if fields.user != _NONE else "",
+        priority_in(bytes(fields.priority)),
     )
+
+
+def priority_in(text: bytes) -> int | None:
+    """None if it is no number that a server accepts."""
+    return int(text) if _PRIORITY.fullmatch(text) else None
+
+
+def renamed(body: bytes | bytearray, model: str) -> bytearray:
+    """The body of a request that names a model, with another one; all else stays as it is."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if "model" in fields:
+        fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return bytearray(msgspec.json.encode(fields))
 
 
 def _max_tokens(fields: _Fields) -> int | None:

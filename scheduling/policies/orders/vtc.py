@@ -6,18 +6,32 @@ cost nothing. A user whose queue was empty is lifted to the smallest counter of 
 else to that of the user who left the queue last. The service of two backlogged users differs by at
 most 2 max(w_p L, w_q M) with prompts of up to L tokens and M tokens of KV memory.
 
+The router shares its queue between users by the same counters (`cost`, `lift`).
+
 Within a user, the end users take turns. O((c + k) log n) of n waiting requests, c of which changed,
 k being chosen. Without a queue, or with one user, it does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from scheduling.composed import Attained, EndUserTurns, Order
 from seams import Request, Served, View
 
 PROMPT_TOKEN, GENERATED_TOKEN = 1.0, 2.0
+
+
+def cost(prompt_tokens: float, generated_tokens: float) -> float:
+    return PROMPT_TOKEN * prompt_tokens + GENERATED_TOKEN * generated_tokens
+
+
+def lift(served: Attained, user: Hashable, least: Hashable | None) -> None:
+    """A user without waiting requests is about to have one: what was not asked for before does not
+    count. `least`: of those who wait the one served least, or else the last who waited; None if
+    there was none."""
+    if least is not None:
+        served.raise_to(user, served.get(least, 0.0))
 
 
 class VTC(Order):
@@ -39,22 +53,20 @@ class VTC(Order):
 
     def joined(self, group: int) -> None:
         least = self.waiting.best()
-        least = self.waiting.last_left if least is None else least
-        if least is not None:
-            self.served.raise_to(group, self.group_rank(least))
+        lift(self.served, group, self.waiting.last_left if least is None else least)
 
     def choose(self, request: Request, view: View) -> None:
-        cost = PROMPT_TOKEN * (request.known - view.memory.hit_tokens(request))
-        self._chosen[request.user] = self._chosen.get(request.user, 0.0) + cost
+        more = cost(request.known - view.memory.hit_tokens(request), 0)
+        self._chosen[request.user] = self._chosen.get(request.user, 0.0) + more
 
     def forget_choices(self) -> None:
         self._chosen.clear()
 
     def observe(self, rows: Iterable[Served]) -> None:
         for request, _, generated in rows:
-            cost = GENERATED_TOKEN * generated
+            prompt = 0
             if request.id not in self._prompts:
-                cost += PROMPT_TOKEN * (request.prompt_tokens - (request.cached_tokens or 0))
+                prompt = request.prompt_tokens - (request.cached_tokens or 0)
             self._prompts.raise_to(request.id, 1)  # the longest idle are forgotten
-            self.served.add(request.user, cost)
+            self.served.add(request.user, cost(prompt, generated))
             self.waiting.moved(request.user)

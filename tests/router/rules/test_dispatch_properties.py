@@ -12,7 +12,7 @@ from router.rules import breaker, budget
 from router.rules.breaker import BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import BREAKER_OPEN_S, Upstreams
-from router.rules.load import Usage, Work
+from router.rules.load import RequestWork, StatedUsage
 from router.rules.policies import (
     LeastTokens,
     LeastWork,
@@ -21,6 +21,7 @@ from router.rules.policies import (
     RoundRobin,
     RoutingPolicy,
 )
+from router.rules.queues import Arrival
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
@@ -113,7 +114,8 @@ class Walk:
         self.reached: set[int] = set()
         self.proceeded: set[int] = set()  # some of their work is done
         self.unproven: dict[int, list[Known]] = {}  # of each that has failed
-        self.dispatcher = Dispatcher(self.fleet, self.rng.choice(POLICIES)(), LIMITS, self.decided)
+        policy = self.rng.choice(POLICIES)()
+        self.dispatcher = Dispatcher(self.fleet, policy, LIMITS, self.decided, Arrival())
 
     def decided(self, request: RoutedRequest) -> None:
         self.decisions[request.seq] += 1
@@ -248,7 +250,7 @@ class Walk:
                 only,
                 client=self.rng.choice(["", "a", "a", "b"]),
                 repeatable=self.rng.random() < 0.8,
-                work=Work(self.rng.randint(0, 9999), self.rng.choice([None, 0, 1, 10**9])),
+                work=RequestWork(self.rng.randint(0, 9999), self.rng.choice([None, 0, 1, 10**9])),
             )
             assert self.dispatcher.arrive(request, self.now) is request
             self.requests.append(request)
@@ -307,7 +309,7 @@ class Walk:
                 until = self.now + min(pause, MAX_PAUSE_S)
                 known.paused_until = max(known.paused_until, until)
             self.judge(request, known, outcome)
-            usage = self.rng.choice([None, Usage(0, 0), Usage(10**9, 3)])
+            usage = self.rng.choice([None, StatedUsage(0, 0), StatedUsage(10**9, 3)])
             self.dispatcher.release(request, outcome, self.now, pause, usage)
             with pytest.raises(RuntimeError, match="holds no place"):
                 self.dispatcher.release(request, outcome, self.now)

@@ -1,0 +1,150 @@
+"""The waiting requests of one model and class, and whose turn it is. Pure.
+
+Two orders. `Arrival`: first in, first out. `Fair`: the most urgent priority first, then the user
+who was served least, by the counters of the engine's `vtc` (see scheduling/policies/orders/vtc.py),
+then by arrival. A user is charged what a request is expected to cost when it gets its place, and
+the difference when it ends.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from router.rules.request import RoutedRequest
+from scheduling.composed import Attained
+from scheduling.policies.orders.vtc import cost, lift
+
+Line = tuple[int, str]  # priority, user
+Rank = tuple[int, float]  # the lowest is the first; of equal ones the first that arrived
+
+
+class Turns(Protocol):
+    def line(self, request: RoutedRequest) -> Line:
+        """Requests of one line keep their order."""
+
+    def rank(self, line: Line) -> Rank: ...
+
+    def came(self, request: RoutedRequest) -> None:
+        """It is about to wait."""
+
+    def went(self, request: RoutedRequest) -> None:
+        """It waits no longer."""
+
+    def placed(self, request: RoutedRequest) -> None: ...
+
+    def ended(self, request: RoutedRequest) -> None:
+        """On its server."""
+
+
+class Arrival:
+    def line(self, request: RoutedRequest) -> Line:
+        return 0, ""
+
+    def rank(self, line: Line) -> Rank:
+        return 0, 0.0
+
+    def came(self, request: RoutedRequest) -> None: ...
+
+    went = placed = ended = came
+
+
+class Fair:
+    def __init__(self) -> None:
+        self._served = Attained()
+        self._waiting = Counter[str]()  # requests, by user
+        self._last_left: str | None = None
+
+    def line(self, request: RoutedRequest) -> Line:
+        return request.priority, request.user
+
+    def rank(self, line: Line) -> Rank:
+        priority, user = line
+        return priority, self._served.get(user, 0.0)
+
+    def came(self, request: RoutedRequest) -> None:
+        user = request.user
+        if user not in self._waiting:
+            least = min(self._waiting, key=lambda u: self._served.get(u, 0.0), default=None)
+            lift(self._served, user, self._last_left if least is None else least)
+        self._waiting[user] += 1
+
+    def went(self, request: RoutedRequest) -> None:
+        self._waiting[request.user] -= 1
+        if not self._waiting[request.user]:
+            del self._waiting[request.user]
+            self._last_left = request.user
+
+    def placed(self, request: RoutedRequest) -> None:
+        self._served.add(request.user, request.work.total)
+
+    def ended(self, request: RoutedRequest) -> None:
+        self._served.add(request.user, cost(*request.work.spent) - request.work.total)
+
+
+class Queue:
+    """By arrival, and by turns."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._requests: dict[int, RoutedRequest] = {}  # by sequence number, oldest first
+        self._lines: dict[Line, dict[int, RoutedRequest]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RoutedRequest]:
+        """The oldest first."""
+        return iter(list(self._requests.values()))
+
+    @property
+    def oldest(self) -> RoutedRequest:
+        return next(iter(self._requests.values()))
+
+    def add(self, request: RoutedRequest) -> None:
+        self._turns.came(request)
+        line = self._turns.line(request)
+        self._requests = _added(self._requests, request)
+        self._lines[line] = _added(self._lines.get(line, {}), request)
+
+    def remove(self, request: RoutedRequest) -> bool:
+        """Returns whether it was there."""
+        if self._requests.pop(request.seq, None) is None:
+            return False
+        line = self._turns.line(request)
+        del self._lines[line][request.seq]
+        if not self._lines[line]:
+            del self._lines[line]
+        self._turns.went(request)
+        return True
+
+    def in_turn(self) -> Iterator[tuple[Rank, RoutedRequest]]:
+        """Those that are placed meanwhile change the turns of the others; the queue itself must not
+        change."""
+        heads = []
+        rank_of = self._turns.rank
+        for line, requests in self._lines.items():
+            following = iter(requests.values())
+            first = next(following)
+            heads.append((rank_of(line), first.seq, first, line, following))
+        heapq.heapify(heads)
+        while heads:
+            rank, _, request, line, following = heads[0]
+            if (now := rank_of(line)) != rank:
+                heapq.heapreplace(heads, (now, request.seq, request, line, following))
+                continue
+            yield rank, request
+            if (later := next(following, None)) is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (rank_of(line), later.seq, later, line, following))
+
+
+def _added(queue: dict[int, RoutedRequest], request: RoutedRequest) -> dict[int, RoutedRequest]:
+    """A retried request returns to its old place: rare, so sorting is cheap."""
+    in_order = not queue or next(reversed(queue)) < request.seq
+    queue[request.seq] = request
+    return queue if in_order else dict(sorted(queue.items()))
+
+
+ORDERS: dict[str, Callable[[], Turns]] = {"fifo": Arrival, "fair": Fair}
