@@ -26,17 +26,17 @@ LINES = {
     "kernels": 1368,
     "model_server": 2532,
     "models": 2416,
-    "router": 3827,
+    "router": 4214,
     "runtime": 5732,
-    "scheduling": 2510,
-    "tests": 29168,
+    "scheduling": 2525,
+    "tests": 29267,
     "text": 2035,
     "others": 8546,
 }
-PRODUCT_LINES = 41751  # all but tests, benchmarks and client
+PRODUCT_LINES = 42153  # all but tests, benchmarks and client
 SHORT_FILES = 42
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 20  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
 
 
 @functools.cache
