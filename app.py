@@ -197,7 +197,7 @@ def create_app(
     app.register_blueprint(responses.make_blueprint(answers))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
-    Hooks(config, time.perf_counter, tracing, name, stats).register(app)
+    Hooks(config, time.perf_counter, tracing, name, stats, manager.described_load).register(app)
     collector = JobCollector(jobs)
     register_metrics(app, stats, manager, lambda: engine.unused_gpu, name, collector)
     register_openapi(app, keys=bool(config.keys))

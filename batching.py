@@ -131,6 +131,13 @@ class BatchingManager:
     def counts(self) -> dict[str, int]:
         return {"waiting": self.queue.size, "running": len(self._life.resident)}
 
+    def described_load(self) -> str:
+        """For routers: waiting=3 running=16 free_blocks=120; without blocks until it is loaded."""
+        counts = self.counts
+        if self.model is not None:
+            counts["free_blocks"] = self.memory.num_blocks - self.memory.used
+        return " ".join(f"{name}={count}" for name, count in counts.items())
+
     @property
     def pending(self) -> int:
         """Waiting requests that are not in the queue yet."""

@@ -31,13 +31,15 @@ log = logging.getLogger(__name__)
 PROBES = frozenset(("/", "/health", "/info", "/metrics", "/stats", "/v1/models"))
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 OPEN_PATHS = ("/health", "/watch")  # without a key
+LOAD_HEADER = "X-Engine-Load"  # for a router, which need not ask then
 OPEN_FOLDER = "/watch/page/"
 REFUSED = {**dict.fromkeys((400, 413, 415, 422), "validation"), 429: "overloaded"}  # in /metrics
 
 
 class Hooks:
     """Around every request: `begin` before its handler, and `finish` with the response, which may
-    be that of an error in `begin`. `model`: its name in traces."""
+    be that of an error in `begin`. `model`: its name in traces; `load`: what the engine has to
+    do, for routers."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Hooks:
         tracing: Tracing | None,
         model: str,
         stats: Stats,
+        load: Callable[[], str],
     ) -> None:
         # of each key the name of its client, which cannot leak the key
         self._owners = {key: hashlib.sha256(key.encode()).hexdigest() for key in config.keys}
@@ -53,6 +56,7 @@ class Hooks:
         self._tracing = tracing
         self._model = model
         self._stats = stats
+        self._load = load
         allowed = config.cors_allow_origin  # other origins that may call; None allows no page
         self._origins = None if allowed is None else frozenset(allowed.split(","))
         self._rules = Rules(
@@ -99,8 +103,11 @@ class Hooks:
 
     def finish(self, response: Response) -> Response:
         method, path, status = request.method, request.path, response.status_code
-        if status in REFUSED and path.encode() in GENERATION_PATHS:
-            self._stats.count_refused(REFUSED[status])
+        if path.encode() in GENERATION_PATHS:
+            if status < 400 or status == 429:
+                response.headers[LOAD_HEADER] = self._load()
+            if status in REFUSED:
+                self._stats.count_refused(REFUSED[status])
         if self._origins is not None:
             headers, vary = response_headers(self._origins, method, request.headers.get)
             response.headers.update(headers)

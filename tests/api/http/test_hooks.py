@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flask.testing import FlaskClient
 from app import create_app
 from options import OptionError
 from serving.config import Config
+from tests.api.conftest import serving
 from tests.support.dialects import PATHS, refused
 from tests.support.hash_app import byte_tokenizer, load
 
@@ -136,3 +138,26 @@ def test_pages_that_may_read_or_make_changes_are_those_of_the_cors_option(
             assert told == ([reads, *granted.values()] if reads else [])
             varies = options.get("allowed", "*") != "*"
             assert set(answer.vary) == {*granted} | ({"Origin"} if varies else set())
+
+
+# --- what routers are told ------------------------------------------------------------------
+
+
+def test_whoever_may_generate_is_told_the_load_that_the_metrics_show() -> None:
+    with serving(Config("dynamic", api_key=KEYS)) as keyed:
+        asked = {"prompt": "a", "max_tokens": 2}
+        answer = keyed.post("/v1/completions", json=asked, headers=KEY)
+        assert answer.status_code == 200
+        told = dict(pair.split("=") for pair in answer.headers["X-Engine-Load"].split())
+        assert {*told} == {"waiting", "running", "free_blocks"}
+        shown = keyed.get("/metrics", headers=KEY).get_data(as_text=True)
+        blocks = re.findall(r'num_gpu_blocks="(\d+)"', shown)[0]
+        assert 0 < int(told["free_blocks"]) <= int(blocks)
+        assert told["waiting"] == "0"
+        assert int(told["running"]) <= 1
+        for other in (
+            keyed.post("/v1/completions", json=asked),
+            keyed.get("/v1/models", headers=KEY),
+            keyed.get("/health"),
+        ):
+            assert "X-Engine-Load" not in other.headers

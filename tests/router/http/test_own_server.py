@@ -72,6 +72,25 @@ def resets(port: int, key: str, path: str, header: bytes) -> bool:
     return b'{"reset":' in answer.replace(b" ", b"")
 
 
+def test_a_server_tells_its_load_and_what_an_answer_cost_sets_its_rate(
+    router: RouterProcess, servers: list[Server]
+) -> None:
+    key = {"Authorization": "Bearer client"}
+    for stream in (False, True):
+        for _ in servers:
+            asked = {"prompt": "a", "max_tokens": 4, "stream": stream}
+            answer = router.post(json=asked, headers=key)
+            assert answer.ok
+            assert "X-Engine-Load" not in answer.headers, "for the router alone"
+    for shown in router.get("/upstreams", headers=key).json()["upstreams"]:
+        assert {*shown["told"]} == {"waiting", "running", "free_blocks"}
+        assert shown["outstanding_tokens"] == 0
+        assert shown["tokens_per_s"] > 0
+    for url in (server.url for server in servers):
+        assert router.metric("eb_router_tokens_per_second", upstream=url) > 0
+        assert router.metric("eb_router_told_free_blocks", upstream=url) > 0
+
+
 @pytest.mark.parametrize("trick", TRICKS)
 def test_statistics_are_not_reset_through_the_router(
     router: RouterProcess, server: Server, trick: str
