@@ -19,21 +19,21 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9218,
+    "api": 9225,
     "benchmarks": 5984,
     "client": 8210,
     "deferred": 3567,
     "kernels": 1368,
     "model_server": 2532,
     "models": 2416,
-    "router": 4214,
+    "router": 4228,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29267,
+    "tests": 29311,
     "text": 2035,
-    "others": 8546,
+    "others": 8553,
 }
-PRODUCT_LINES = 42153  # all but tests, benchmarks and client
+PRODUCT_LINES = 42181  # all but tests, benchmarks and client
 SHORT_FILES = 42
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
