@@ -1,4 +1,5 @@
-"""Responses sent while they are generated, as server-sent events."""
+"""Calls that generate, and how each is answered: whole, or while it is generated, as server-sent
+events."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from flask import Response, request
+from flask import Response, jsonify, request
 
-from api.follow import awaited
+from api.follow import Item, Reader, awaited, follow
 from api.http.errors import ApiError, Shape, plain_shape
 from api.http.writer import COMMENT, Updated
 from api.service import Service
+from api.signals import Signals
 from engine.inference import Inference
 
 # made once, since json.dumps makes an encoder in every call with separators
@@ -30,6 +32,35 @@ def text_event(data: Mapping[str, Any]) -> Callable[[str], bytes]:
     """As `event(data)` with a text in each `PLACE`: all around it is encoded once."""
     before, after = event(data).split(_quoted(PLACE).encode())
     return lambda text: before + _quoted(text).encode() + after
+
+
+class Call(Protocol[Item]):
+    """A valid call of any API: its requests to the queue, which share their `updated`, and what its
+    response is made of."""
+
+    @property
+    def wanted(self) -> Signals: ...
+
+    @property
+    def choices(self) -> Sequence[Reader[Item]]: ...
+
+    @property
+    def inferences(self) -> Sequence[Inference]:
+        """Of the choices."""
+
+    def whole(self, parts: Sequence[Item]) -> Any:
+        """A JSON value, made of all that the choices have read."""
+
+    def events(self) -> Iterator[bytes | None]:
+        """Of a stream; None where there is none before the next update."""
+
+
+def answer(service: Service, call: Call[Item], shape: Shape, *, stream: bool) -> Response:
+    """Submits it, and answers with it whole or in a stream. Raises ApiError."""
+    service.submit(*call.inferences, asked=call.wanted)
+    if stream:
+        return event_stream(service, call.inferences, call.events(), shape)
+    return jsonify(call.whole(service.wait(follow(call.choices), *call.inferences)))
 
 
 def event_stream(

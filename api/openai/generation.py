@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from flask import Response, jsonify
+from flask import Response
 
 from api.follow import follow
 from api.http.body import of_schema
@@ -23,7 +23,7 @@ from api.openai.forms import ChatForm, CompletionForm, Form, FunctionForm
 from api.openai.offer import Offer, rule_of
 from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetails, Usage
 from api.service import Service
-from api.stream import PLACE, event, event_stream, text_event
+from api.stream import PLACE, answer, event, text_event
 from engine.inference import Inference, new_group
 from seams import Constraint, Sampling
 from text.chat import ConversationError, characters
@@ -62,8 +62,8 @@ def seed_of_choice(seed: int, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A valid call: its requests to the queue, and the format of its response. `may_end_early`:
-    what was generated is read while it arrives, as it may end its requests."""
+    """An api.stream.Call. `may_end_early`: what was generated is read while it arrives, as it may
+    end its requests."""
 
     wanted: CallRequest
     choices: Sequence[Choice]
@@ -174,13 +174,8 @@ class Generations:
         )
 
     def answer(self, generation: Generation) -> Response:
-        """Submits it, and answers with it whole or in a stream."""
-        service, inferences = self._service, generation.inferences
-        service.submit(*inferences, asked=generation.wanted)
-        if generation.wanted.stream:
-            return event_stream(service, inferences, generation.events(), error_shape)
-        parts = service.wait(follow(generation.choices), *inferences)
-        return jsonify(generation.whole(parts))
+        stream = bool(generation.wanted.stream)
+        return answer(self._service, generation, error_shape, stream=stream)
 
     def note(self, what: str, why: str) -> None:
         """Logs it once."""

@@ -1,20 +1,25 @@
-"""The responses of TGI's API: generated text with details, errors, times in headers.
+"""The responses of TGI's API, as types that follow text-generation-inference's `router/src/lib.rs`,
+and how they are made: generated text with details, errors, times in headers. The code is checked
+against the types, and `/openapi.json` is generated from them.
 
 This module neither waits nor routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NotRequired, cast
 
+from typing_extensions import TypedDict
+
+from api.follow import NewToken, follow
 from api.http.errors import ApiError
 from api.openapi import documented
-from api.tgi import shapes
+from api.stream import event
 from api.tgi.schemas import Parameters
-from api.tgi.shapes import Details, Generated, PromptToken, StreamToken, TgiError, TopToken
-from api.tgi.steps import Steps, TokenStep
+from api.tgi.steps import Finish, Steps
 from engine.inference import Inference
 from text.tokenizer import Tokenizer
 
@@ -32,6 +37,62 @@ UNPREFIXED = {
     504: "timeout",
 }
 
+
+class TgiError(TypedDict):
+    error: str
+    error_type: str
+
+
+class TopToken(TypedDict):
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class PromptToken(TypedDict):
+    id: int
+    text: str
+    logprob: float | None
+
+
+class GeneratedSequence(TypedDict):
+    finish_reason: Finish
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PromptToken]
+    tokens: list[TopToken]
+    top_tokens: NotRequired[list[list[TopToken]]]
+
+
+class OtherSequence(GeneratedSequence):
+    generated_text: str
+
+
+class Details(GeneratedSequence):
+    best_of_sequences: NotRequired[list[OtherSequence]]
+
+
+class Generated(TypedDict):
+    generated_text: str
+    details: NotRequired[Details]
+
+
+class StreamDetails(TypedDict):
+    finish_reason: Finish
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamToken(TypedDict):
+    index: int
+    token: TopToken
+    top_tokens: NotRequired[list[TopToken]]
+    generated_text: str | None
+    details: StreamDetails | None
+
+
 tgi_errors = partial(documented, TgiError, 424)
 
 
@@ -44,108 +105,118 @@ def shape(error: ApiError) -> TgiError:
     return {"error": f"{prefix}: {error.message}", "error_type": kind}
 
 
-def generated(
-    prompt: str, answers: Sequence[Steps], asked: Parameters, tokenizer: Tokenizer
-) -> Generated:
-    """A GenerateResponse: the best of the generations, and with details the others, too."""
-    told: Generated = {"generated_text": _full(prompt, answers[0], asked)}
-    if asked.details or asked.decoder_input_details:
-        best, *others = answers
-        details = cast(Details, _sequence(best, asked, tokenizer))
-        if others:
-            details["best_of_sequences"] = [
-                {
-                    "generated_text": _full(prompt, other, asked),
-                    **_sequence(other, asked, tokenizer),
+@dataclass(frozen=True, slots=True)
+class TgiGeneration:
+    """An api.stream.Call. `groups`: of each text its generations, of which the best one is the
+    response. `as_list`: as is that for one text."""
+
+    wanted: Parameters
+    texts: Sequence[str]
+    groups: Sequence[list[Steps]]
+    tokenizer: Tokenizer
+    as_list: bool
+
+    @property
+    def choices(self) -> list[Steps]:
+        return [steps for group in self.groups for steps in group]
+
+    @property
+    def inferences(self) -> list[Inference]:
+        return [steps.inference for steps in self.choices]
+
+    def whole(self, parts: Sequence[NewToken]) -> Generated | list[Generated]:
+        for group in self.groups:
+            if len(group) > 1:
+                group.sort(key=lambda steps: steps.mean_logprob, reverse=True)
+        told = [self._generated(*pair) for pair in zip(self.texts, self.groups, strict=True)]
+        return told if self.as_list else told[0]
+
+    def events(self) -> Iterator[bytes | None]:
+        (text,), ((steps,),) = self.texts, self.groups
+        for token in follow([steps]):
+            yield None if token is None else event(self._stream_token(token, steps, text))
+
+    def _generated(self, text: str, group: Sequence[Steps]) -> Generated:
+        best, *others = group
+        told: Generated = {"generated_text": self._full(text, best)}
+        if self.wanted.details or self.wanted.decoder_input_details:
+            details = cast(Details, self._sequence(best))
+            if others:
+                details["best_of_sequences"] = [
+                    {"generated_text": self._full(text, other), **self._sequence(other)}
+                    for other in others
+                ]
+            told["details"] = details
+        return told
+
+    def _full(self, text: str, steps: Steps) -> str:
+        return text + steps.text if self.wanted.return_full_text else steps.text
+
+    def _sequence(self, steps: Steps) -> GeneratedSequence:
+        assert steps.finish is not None  # it has ended
+        told: GeneratedSequence = {
+            "finish_reason": steps.finish,
+            "generated_tokens": len(steps.all),
+            "seed": _seed(steps.inference),
+            "prefill": self._prefill(steps.inference) if self.wanted.decoder_input_details else [],
+            "tokens": [self._token(token, steps.inference) for token in steps.all],
+        }
+        if self.wanted.top_n_tokens:
+            told["top_tokens"] = [self._top(token, steps.inference) for token in steps.all]
+        return told
+
+    def _stream_token(self, token: NewToken, steps: Steps, text: str) -> StreamToken:
+        """Of the newest token."""
+        inference = steps.inference
+        told: StreamToken = {
+            "index": len(steps.all),
+            "token": self._token(token, inference),
+            "generated_text": None,
+            "details": None,
+        }
+        if self.wanted.top_n_tokens:
+            told["top_tokens"] = self._top(token, inference)
+        if steps.finish is not None:
+            told["generated_text"] = self._full(text, steps)
+            if self.wanted.details:
+                told["details"] = {
+                    "finish_reason": steps.finish,
+                    "generated_tokens": len(steps.all),
+                    "seed": _seed(inference),
+                    "input_length": inference.prompt_tokens,
                 }
-                for other in others
-            ]
-        told["details"] = details
-    return told
+        return told
 
+    def _token(self, token: NewToken, inference: Inference) -> TopToken:
+        return {
+            "id": token.id,
+            "text": token.text + (self._text(token.id) if token.is_end else ""),
+            "logprob": inference.logprobs[token.index].logprob,
+            "special": token.is_end,
+        }
 
-def _full(prompt: str, answer: Steps, asked: Parameters) -> str:
-    return prompt + answer.text if asked.return_full_text else answer.text
+    def _top(self, token: NewToken, inference: Inference) -> list[TopToken]:
+        ends = self.tokenizer.end_ids
+        return [
+            {"id": other, "text": self._text(other), "logprob": logprob, "special": other in ends}
+            for other, logprob in inference.logprobs[token.index].top
+        ]
 
+    def _prefill(self, inference: Inference) -> list[PromptToken]:
+        """The prompt's tokens; nothing comes before the first, so it has no logprob."""
+        ids = inference.ids[: inference.prompt_tokens]
+        logprobs = [None, *(found.logprob for found in inference.prompt_logprobs)]
+        return [
+            {"id": token, "text": self._text(token), "logprob": logprob}
+            for token, logprob in zip(ids, logprobs, strict=True)
+        ]
 
-def _sequence(answer: Steps, asked: Parameters, tokenizer: Tokenizer) -> shapes.Sequence:
-    inference, steps = answer.inference, answer.all
-    finish = steps[-1].finish
-    assert finish is not None  # it has ended
-    told: shapes.Sequence = {
-        "finish_reason": finish,
-        "generated_tokens": len(steps),
-        "seed": _seed(inference),
-        "prefill": _prefill(inference, tokenizer) if asked.decoder_input_details else [],
-        "tokens": [_token(step, inference, tokenizer) for step in steps],
-    }
-    if asked.top_n_tokens:
-        told["top_tokens"] = [_top_tokens(step, inference, tokenizer) for step in steps]
-    return told
-
-
-def stream_token(
-    step: TokenStep, answer: Steps, prompt: str, asked: Parameters, tokenizer: Tokenizer
-) -> StreamToken:
-    """The event of the newest step."""
-    inference = answer.inference
-    told: StreamToken = {
-        "index": len(answer.all),
-        "token": _token(step, inference, tokenizer),
-        "generated_text": None,
-        "details": None,
-    }
-    if asked.top_n_tokens:
-        told["top_tokens"] = _top_tokens(step, inference, tokenizer)
-    if step.finish is not None:
-        told["generated_text"] = _full(prompt, answer, asked)
-        if asked.details:
-            told["details"] = {
-                "finish_reason": step.finish,
-                "generated_tokens": len(answer.all),
-                "seed": _seed(inference),
-                "input_length": inference.prompt_tokens,
-            }
-    return told
+    def _text(self, token: int) -> str:
+        return self.tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def _seed(inference: Inference) -> int | None:
     return inference.sampling.seed if inference.sampling.temperature > 0 else None
-
-
-def _token(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> TopToken:
-    return {
-        "id": step.token,
-        "text": step.text + (_text(step.token, tokenizer) if step.special else ""),
-        "logprob": inference.logprobs[step.index].logprob,
-        "special": step.special,
-    }
-
-
-def _top_tokens(step: TokenStep, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
-    return [
-        {
-            "id": token,
-            "text": _text(token, tokenizer),
-            "logprob": logprob,
-            "special": token in tokenizer.end_ids,
-        }
-        for token, logprob in inference.logprobs[step.index].top
-    ]
-
-
-def _prefill(inference: Inference, tokenizer: Tokenizer) -> list[PromptToken]:
-    """The prompt's tokens; nothing comes before the first, so it has no logprob."""
-    ids = inference.ids[: inference.prompt_tokens]
-    logprobs = [None, *(found.logprob for found in inference.prompt_logprobs)]
-    return [
-        {"id": token, "text": _text(token, tokenizer), "logprob": logprob}
-        for token, logprob in zip(ids, logprobs, strict=True)
-    ]
-
-
-def _text(token: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def timing(
@@ -153,24 +224,24 @@ def timing(
 ) -> dict[str, str]:
     """Of the generation that was admitted last; one request has only one, unless its inputs are
     a list."""
-    admitted_s = max(answer.inference.admitted_s or submitted_s for answer in answers)
-    inference_s = end_s - admitted_s
+    inferences = [answer.inference for answer in answers]
+    admitted_s = max(inference.admitted_s or submitted_s for inference in inferences)
     most = max(len(answer.all) for answer in answers)
     spans_s = {
         "x-total-time": end_s - arrival_s,
         "x-validation-time": submitted_s - arrival_s,
         "x-queue-time": admitted_s - submitted_s,
-        "x-inference-time": inference_s,
-        "x-time-per-token": inference_s / most,
+        "x-inference-time": end_s - admitted_s,
+        "x-time-per-token": (end_s - admitted_s) / most,
     }
     drafts = {
-        "x-accepted-drafts": sum(answer.inference.accepted_drafts for answer in answers),
-        "x-rejected-drafts": sum(answer.inference.rejected_drafts for answer in answers),
+        "x-accepted-drafts": sum(inference.accepted_drafts for inference in inferences),
+        "x-rejected-drafts": sum(inference.rejected_drafts for inference in inferences),
     }
     return {
         "x-compute-time": f"{end_s - arrival_s:.6f}",
         **{name: str(max(0, int(span_s * 1000))) for name, span_s in spans_s.items()},
-        "x-prompt-tokens": str(sum(answer.inference.prompt_tokens for answer in answers)),
+        "x-prompt-tokens": str(sum(inference.prompt_tokens for inference in inferences)),
         "x-generated-tokens": str(sum(len(answer.all) for answer in answers)),
         **{name: str(count) for name, count in drafts.items() if any(drafts.values())},
     }

@@ -11,23 +11,33 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
+from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 
-from api.follow import follow
 from api.http.body import read_object
-from api.http.errors import ApiError, busy, error_response, http_error, internal_error
+from api.http.errors import ApiError, error_response, http_error, internal_error
 from api.openai.errors import error_shape, with_openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import DONE, Generations
 from api.openai.shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk, OpenAIError
 from api.openapi import BODY, BUSY, GENERATING, documented
-from api.service import COMPILING, READY, Health, Service
-from api.stream import event, event_stream
-from api.tgi.answers import STATUS, generated, shape, stream_token, tgi_errors, timing
+from api.service import READY, Health, Service
+from api.stream import answer
+from api.tgi.answers import (
+    STATUS,
+    Generated,
+    StreamToken,
+    TgiError,
+    TgiGeneration,
+    shape,
+    tgi_errors,
+    timing,
+)
 from api.tgi.schemas import (
     CompatRequest,
     GenerateRequest,
@@ -38,15 +48,31 @@ from api.tgi.schemas import (
     sampling_of,
     validate,
 )
-from api.tgi.shapes import Generated, Info, StreamToken, TgiError
 from api.tgi.steps import Steps
 from api.tgi.tokens import TokenCalls
 from engine.inference import Inference, new_group
-from runtime.grammar.grammars import GrammarError, GrammarsBusyError
+from runtime.grammar.grammars import GrammarError
 from seams import Constraint
 from text.stops import Stops
 
 ROUTER = "effective-batching"
+
+
+class Info(TypedDict):
+    model_id: str
+    model_sha: None
+    model_pipeline_tag: str
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int | None
+    max_total_tokens: int | None
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: None
+    sha: None
+    docker_label: None
 
 
 def make_blueprint(service: Service, generations: Generations) -> Blueprint:
@@ -88,12 +114,12 @@ class TgiCalls:
     @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, whole=Generated)
     def generate(self) -> Response:
         wanted = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
-        return self._whole([wanted.inputs], wanted.asked, as_list=False)
+        return self._answer([wanted.inputs], wanted.asked)
 
     @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, events=StreamToken | TgiError)
     def generate_stream(self) -> Response:
         wanted = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
-        return self._streamed(wanted.inputs, wanted.asked)
+        return self._answer([wanted.inputs], wanted.asked, stream=True)
 
     @tgi_errors(
         422,
@@ -159,69 +185,65 @@ class TgiCalls:
         if asked.return_full_text is None:  # as TGI does here for models of text generation
             asked = asked.model_copy(update={"return_full_text": True})
         if isinstance(wanted.inputs, str):
-            if wanted.stream:
-                return self._streamed(wanted.inputs, asked)
-            return self._whole([wanted.inputs], asked, as_list=True)
+            return self._answer([wanted.inputs], asked, stream=bool(wanted.stream), as_list=True)
         if wanted.stream:
             raise InvalidError("`inputs` must be one string when streaming tokens")
         if not 0 < len(wanted.inputs) <= most:
             raise InvalidError(
                 f"Number of prompts must be > 0 and <= {most}. Given: {len(wanted.inputs)}"
             )
-        return self._whole(wanted.inputs, asked, as_list=True)
+        return self._answer(wanted.inputs, asked, as_list=True)
 
-    def _whole(self, texts: Sequence[str], asked: Parameters, *, as_list: bool) -> Response:
+    def _answer(
+        self,
+        texts: Sequence[str],
+        asked: Parameters,
+        *,
+        stream: bool = False,
+        as_list: bool = False,
+    ) -> Response:
         service = self._service
-        groups = self._prepared(texts, asked, streaming=False)
-        everyone = [steps for group in groups for steps in group]
-        inferences = [steps.inference for steps in everyone]
+        groups = self._prepared(texts, asked, streaming=stream)
+        generation = TgiGeneration(asked, texts, groups, service.tokenizer, as_list)
+        inferences = generation.inferences
         prompt_tokens = sum(inference.prompt_tokens for inference in inferences)
         service.require_possible(len(inferences), prompt_tokens, "inputs")
-        self._take_place()
-        try:
+        with self._place() as place:
             submitted_s = service.clock()
-            service.submit(*inferences, asked=asked)
-            service.wait(follow(everyone), *inferences)
-        finally:
-            self._places.release()
-        for group in groups:
-            if len(group) > 1:
-                group.sort(key=lambda steps: steps.mean_logprob, reverse=True)
-        pairs = zip(texts, groups, strict=True)
-        told = [generated(*pair, asked, service.tokenizer) for pair in pairs]
-        response = jsonify(told if as_list else told[0])
-        response.headers.update(self._head(texts))
-        best = [group[0] for group in groups]
-        response.headers.update(timing(best, g.arrival_s, submitted_s, service.clock()))
+            response = answer(service, generation, shape, stream=stream)
+            if stream:
+                response.call_on_close(place.pop_all().close)
+            else:
+                best = [group[0] for group in groups]
+                headers = timing(best, g.arrival_s, submitted_s, service.clock())
+                response.headers.update(headers)
+        model = service.describe()["model"]
+        assert model is not None  # it has answered
+        kind = "cpu" if model["device"] == "cpu" else "gpu"
+        response.headers["x-compute-type"] = f"{kind}+optimized"
+        response.headers["x-compute-characters"] = str(sum(map(len, texts)))
         return response
 
-    def _streamed(self, text: str, asked: Parameters) -> Response:
-        ((steps,),) = self._prepared([text], asked, streaming=True)
-
-        def events() -> Iterator[bytes | None]:
-            for step in follow([steps]):
-                if step is None:
-                    yield None
-                else:
-                    yield event(stream_token(step, steps, text, asked, self._service.tokenizer))
-
-        self._take_place()
-        try:
-            self._service.submit(steps.inference, asked=asked)
-            response = event_stream(self._service, [steps.inference], events(), shape)
-        except BaseException:
-            self._places.release()
-            raise
-        response.call_on_close(self._places.release)
-        response.headers.update(self._head([text]))
-        return response
+    def _place(self) -> ExitStack:
+        """Held until it is closed. Raises ApiError where none is free."""
+        if not self._places.acquire(blocking=False):
+            self._service.stats.count_rejected()
+            raise ApiError(
+                429,
+                f"{self._most} requests are being served (--max-concurrent-requests)",
+                {"Retry-After": str(math.ceil(self._service.manager.queue.retry_after_s))},
+            )
+        place = ExitStack()
+        place.callback(self._places.release)
+        return place
 
     def _prepared(
         self, texts: Sequence[str], asked: Parameters, *, streaming: bool
     ) -> list[list[Steps]]:
         """The generations for each text: `best_of` of them."""
+        service = self._service
         validate(asked, self._config, streaming=streaming)
-        self._service.require_ready()
+        service.require_ready()
         constraint = self._constraint(asked)
         stops, updated = Stops(asked.stop or ()), threading.Event()
         best_of = asked.best_of or 1
@@ -237,29 +259,25 @@ class TgiCalls:
                     further,
                     sampling_of(asked, logprobs, constraint),
                     g.arrival_s,
-                    end_ids=self._service.tokenizer.end_ids,
+                    end_ids=service.tokenizer.end_ids,
                     group=group,
                     streaming=streaming or bool(asked.stop),
                     updated=updated,
                 )
                 for _ in range(best_of)
             ]
-            groups.append([Steps(self._service, inference, stops) for inference in inferences])
+            groups.append([Steps(service, inference, stops) for inference in inferences])
         return groups
 
     def _constraint(self, asked: Parameters) -> Constraint | None:
         """Compiled, so that it is accepted from then on."""
         if asked.grammar is None:
             return None
-        if self._service.grammars is None:
-            raise InvalidError("grammar is not supported (--disable-grammar-support)")
         try:
             constraint = asked.grammar.constraint()
-            self._service.grammars.compile(constraint)
         except GrammarError as error:
             raise InvalidError(f"grammar is not valid: {error}") from None
-        except GrammarsBusyError as error:
-            raise busy(COMPILING) from error
+        self._service.require_compiled(constraint, "grammar")
         return constraint
 
     def _fitting(self, text: str, asked: Parameters) -> tuple[list[int], int]:
@@ -274,21 +292,3 @@ class TgiCalls:
         (ids,) = service.encode("inputs", [text], fit=False)
         kept, further = fit(asked, len(ids), self._config, context)
         return ids[-kept:], further
-
-    def _take_place(self) -> None:
-        if not self._places.acquire(blocking=False):
-            self._service.stats.count_rejected()
-            raise ApiError(
-                429,
-                f"{self._most} requests are being served (--max-concurrent-requests)",
-                {"Retry-After": str(math.ceil(self._service.manager.queue.retry_after_s))},
-            )
-
-    def _head(self, texts: Sequence[str]) -> dict[str, str]:
-        model = self._service.describe()["model"]
-        assert model is not None  # it has answered
-        kind = "cpu" if model["device"] == "cpu" else "gpu"
-        return {
-            "x-compute-type": f"{kind}+optimized",
-            "x-compute-characters": str(sum(map(len, texts))),
-        }

@@ -4,7 +4,6 @@ ended the request. The stop text stays in the response."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from api.follow import Follower, NewToken
@@ -15,26 +14,19 @@ from text.stops import StopFinder, Stops
 Finish = Literal["length", "eos_token", "stop_sequence"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenStep:
-    index: int  # among the generated tokens, from 0
-    token: int
-    text: str  # what it adds to the answer; empty while its last character is incomplete
-    special: bool  # its own text is no part of the answer
-    finish: Finish | None  # set in the last one
-
-
 class Steps:
     """An api.follow.Reader of one generation, up to the token that completes a stop string, which
     ends the request."""
 
     def __init__(self, service: Service, inference: Inference, stops: Stops) -> None:
         self.inference = inference
-        self.all: list[TokenStep] = []  # that were read
+        self.all: list[NewToken] = []  # that were read
+        self.finish: Finish | None = None  # once the last one was read
         self._service = service
         self._finder = StopFinder(stops)
         self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
-        self._last: TokenStep | None = None  # held back until the request has ended
+        # held back until the request has ended
+        self._last: tuple[NewToken, Finish] | None = None
 
     @property
     def ended(self) -> bool:
@@ -42,41 +34,38 @@ class Steps:
 
     @property
     def text(self) -> str:
-        return "".join(step.text for step in self.all)
+        return "".join(token.text for token in self.all)
 
     @property
     def mean_logprob(self) -> float:
         logprobs = self.inference.logprobs[: len(self.all)]
         return sum(found.logprob for found in logprobs) / len(logprobs)
 
-    def read(self) -> Iterator[TokenStep]:
+    def read(self) -> Iterator[NewToken]:
         new = self._follower.new()
         while self._last is None and (token := next(new, None)) is not None:
-            step = self._step(token)
-            if step.finish is None:
-                yield self._kept(step)
+            self._finder.push(token.text)
+            if (finish := self._finish_with(token)) is None:
+                self.all.append(token)
+                yield token
             else:
-                self._last = step
-        if self.ended and self._last is None:
+                token.text += self._follower.rest()
+                self._last = token, finish
+        if not self.ended:
+            return
+        if self._last is None:  # it has failed, or its client is gone
             self._service.outcome(self.inference)
-        elif self.ended and self._last is not None:
-            yield self._kept(self._last)
+            return
+        token, self.finish = self._last
+        self.all.append(token)
+        yield token
 
-    def _kept(self, step: TokenStep) -> TokenStep:
-        self.all.append(step)
-        return step
-
-    def _step(self, token: NewToken) -> TokenStep:
-        text = token.text
-        self._finder.push(text)
-        finish: Finish | None = None
+    def _finish_with(self, token: NewToken) -> Finish | None:
         if token.index + 1 == self.inference.max_tokens:
-            finish = "length"
-        elif token.is_end:
-            finish = "eos_token"
-        elif self._finder.found:
-            finish = "stop_sequence"
+            return "length"
+        if token.is_end:
+            return "eos_token"
+        if self._finder.found:
             self._service.manager.cancel(self.inference, "stop")
-        if finish is not None:
-            text += self._follower.rest()
-        return TokenStep(token.index, token.id, text, token.is_end, finish)
+            return "stop_sequence"
+        return None

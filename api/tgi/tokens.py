@@ -24,9 +24,8 @@ from api.openai.offer import offer_of
 from api.openai.shapes import OpenAIError
 from api.openapi import BODY, documented
 from api.service import Service
-from api.tgi.answers import tgi_errors
+from api.tgi.answers import TgiError, tgi_errors
 from api.tgi.schemas import GenerateRequest, parse
-from api.tgi.shapes import TgiError
 
 
 class Piece(TypedDict):

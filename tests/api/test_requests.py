@@ -337,7 +337,9 @@ def test_a_failure_has_its_status_or_ends_its_stream() -> None:
             assert f"iteration {failing} fails" in message
             if path == TGI:
                 assert answer.get_json()["error_type"] == "generation"
-            assert ask(client, path, tokens=9, stream=stream).status_code == 200
+            with ask(client, path, tokens=9, stream=stream) as whole:
+                assert whole.status_code == 200
+                assert whole.get_data()  # to its end: what counts is complete
             counts = client.get("/stats").get_json()["counts"]
             assert (counts["failed"], counts["completed"]) == (number, number)
         text = client.get("/metrics").text
