@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9225,
+    "api": 9227,
     "benchmarks": 5984,
     "client": 8210,
     "deferred": 3567,
@@ -29,11 +29,11 @@ LINES = {
     "router": 4228,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29311,
+    "tests": 29313,
     "text": 2035,
     "others": 8553,
 }
-PRODUCT_LINES = 42181  # all but tests, benchmarks and client
+PRODUCT_LINES = 42183  # all but tests, benchmarks and client
 SHORT_FILES = 42
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
