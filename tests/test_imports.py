@@ -24,7 +24,7 @@ HOUSE: list[set[str]] = [
     {"engine", "runtime", "embedded"},
     {"generate", "model", "telemetry", "text", "watch"},
     {"batching", "loading", "router"},
-    {"deferred", "model_server"},
+    {"deferred", "learn", "model_server"},
     {"serving"},
     {"api"},
     {"app", "launcher"},
@@ -32,13 +32,19 @@ HOUSE: list[set[str]] = [
 ]
 FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package in packages}
 
+# The course runs the engine, and else imports what a policy of a user may import.
+LEARN_IMPORTS = (
+    "batching", "engine.inference", "generate", "learn", "model", "scheduling.composed",
+    "scheduling.fitting", "seams",
+)  # fmt: skip
 UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
     "batching", "deferred", "engine", "generate", "scheduling", "seams", "telemetry", "text",
     "watch", "web",
 }  # fmt: skip
-NOT_OURS = {"build", "data", "results", "scripts", "docs", "deploy"}  # folders without modules
+# folders without modules
+NOT_OURS = {"build", "data", "mine", "results", "scripts", "docs", "deploy"}
 
 
 @functools.cache
@@ -77,6 +83,16 @@ def test_a_package_imports_only_what_stands_on_lower_floors(package: str) -> Non
             ours &= set(FLOOR_OF) | UNBOUND
             wrong = {name for name in ours if FLOOR_OF.get(name, len(HOUSE)) >= FLOOR_OF[package]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_the_course_imports_what_a_users_policy_may_import_and_the_engine_to_run_it() -> None:
+    for of, path in modules():
+        if of == "learn":
+            ours = {name for name in imported(path) if name.split(".")[0] in FLOOR_OF}
+            allowed = {
+                name for name in ours for may in LEARN_IMPORTS if f"{name}.".startswith(f"{may}.")
+            }
+            assert ours == allowed, f"{path.relative_to(ROOT)} imports {ours - allowed}"
 
 
 def test_the_packages_without_torch_reach_none_through_what_they_import() -> None:

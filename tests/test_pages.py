@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+PLACES = ("*.md", "docs/*.md", "*/README.md", "learn/[0-9]*.md")
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 LINK = re.compile(r"\]\(([^)\s#]+)?(?:#([^)\s]+))?\)")
 FUNCTION = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#)]+)\)")
 

@@ -24,6 +24,7 @@ LINES = {
     "client": 8210,
     "deferred": 3567,
     "kernels": 1368,
+    "learn": 1200,
     "model_server": 2532,
     "models": 2416,
     "router": 4228,
@@ -33,7 +34,7 @@ LINES = {
     "text": 2035,
     "others": 8553,
 }
-PRODUCT_LINES = 42183  # all but tests, benchmarks and client
+PRODUCT_LINES = 41491  # all but tests, benchmarks, client and learn
 SHORT_FILES = 42
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
@@ -64,7 +65,7 @@ def test_a_package_does_not_grow(package: str) -> None:
 
 
 def test_the_product_does_not_grow() -> None:
-    apart = ("tests", "benchmarks", "client")
+    apart = ("tests", "benchmarks", "client", "learn")
     assert sum(count for package, count in lines().items() if package not in apart) <= PRODUCT_LINES
 
 

@@ -126,6 +126,10 @@ TABLE: tuple[Recording, ...] = (
         (*SERVER, "router", "benchmarks/hostile"), rare=True,
     ),
     run("planning", 2, "planning", "planning/planning.json", LOOP),
+    Recording(
+        "learn", 1, "{python} -m learn --record", "results/reference-learn/figures.json",
+        (*LOOP, "learn"),
+    ),
     # it writes watch/page/recorded/ itself
     Recording(
         "film", 1, "{python} -m benchmarks.pictures.recorded --film {out}/film.svg",

@@ -105,7 +105,7 @@ def test_a_failed_or_disturbed_recording_leaves_the_old_one(
 
 
 def test_every_recording_is_there_and_quoted_and_its_code_and_command_are_there() -> None:
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("learn/*.md"), ROOT / "README.md"]
     text = "".join(page.read_text() for page in pages)
     for one in TABLE:
         assert (ROOT / one.shows).exists(), one.name

@@ -32,7 +32,8 @@ from serving.config import Config
 from tests.support.dialects import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+PLACES = ("*.md", "docs/*.md", "*/README.md", "learn/[0-9]*.md")
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 IN_A_LINE = re.compile(r"`((?:\./(?:server|compare|test)\.sh|python) [^`]+)`")
 EVERYWHERE = {"cd", "export", "git", "mkdir", "pip", "printf", "source"}

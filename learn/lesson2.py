@@ -1,0 +1,81 @@
+"""Static batching: a rectangle of rows that runs until its longest request is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from generate.modes import MODES
+from learn import require
+from learn.lesson import FOUR, Answers, Lesson, product
+from learn.measure import LIMIT, Side, in_turn, mixed, stage
+from learn.play import Ask, hashed, play
+from seams import Step
+
+LAY_OUT = MODES["static"].lay_out
+
+
+def equally_wide(answers: Answers) -> None:
+    """The layout alone: three prompts, and a row that is held."""
+    laid = answers.lay_out([Step(id, 0, n, n > 0, ()) for id, n in enumerate((3, 5, 2, 0))])
+    paddings = [step.padding for step in laid]
+    require(
+        paddings == [2, 0, 3, 5],
+        f"rows of 3, 5, 2 and 0 tokens got the paddings {paddings}. The longest has 5 tokens, so "
+        "the paddings [2, 0, 3, 5] make all rows equally wide",
+    )
+
+
+def a_batch_stays(answers: Answers) -> None:
+    """Five requests and four places; the fourth needs nine iterations."""
+    asks = [Ask([n, n], 3 + 2 * n) for n in range(5)]
+    seen = play(asks, answers.WholeBatch(), hashed(lay_out=answers.lay_out))
+    for number, rows in enumerate(seen.rows()[:9], 1):
+        new, gone = sorted({*rows} - {0, 1, 2, 3}), sorted({0, 1, 2, 3} - {*rows})
+        require(
+            not new,
+            f"the requests {new} join in iteration {number}, and a batch runs. Newcomers wait "
+            "until nobody is resident",
+        )
+        require(
+            not gone,
+            f"the requests {gone} have no row in iteration {number}. A batch takes the first four "
+            "that wait; those that are done are held (`hold`), and all retire together",
+        )
+
+
+def serves(answers: Answers) -> None:
+    play(mixed(30, 0.001), answers.WholeBatch(), hashed(lay_out=answers.lay_out))
+
+
+def measure(answers: Answers) -> Mapping[str, float]:
+    batched, one = in_turn(
+        mixed(48),
+        Side(answers.WholeBatch, lambda: replace(stage("static"), lay_out=answers.lay_out)),
+        Side(lambda: product("nobatch"), lambda: stage("nobatch"), rows=1),
+    )
+    return {
+        "tokens a second, one request at a time": one.tokens_per_s,
+        f"tokens a second, static batches of {LIMIT}": batched.tokens_per_s,
+        "times as many": batched.tokens_per_s / one.tokens_per_s,
+        "% of what was computed is padding": batched.padding,
+    }
+
+
+def show() -> str:
+    seen = play(FOUR, product("static"), hashed(lay_out=LAY_OUT), rows=3)
+    return f"{seen.picture()}\n{seen.padding:.0f} % of what was computed is padding"
+
+
+LESSON = Lesson(
+    title="Static batching",
+    ours={"WholeBatch": lambda: product("static"), "lay_out": LAY_OUT},
+    solution="`Static` in scheduling/policies/static.py, `lay_out` in generate/static.py",
+    checks={
+        "the rows of an iteration are equally wide": equally_wide,
+        "a batch takes as many as wait, and stays as it is": a_batch_stays,
+        "all requests get their tokens": serves,
+    },
+    measure=measure,
+    show=show,
+)
