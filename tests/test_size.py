@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 9227,
-    "benchmarks": 5984,
+    "benchmarks": 5988,
     "client": 8210,
     "deferred": 3567,
     "kernels": 1368,
@@ -30,14 +30,14 @@ LINES = {
     "router": 4228,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29313,
+    "tests": 29615,
     "text": 2035,
     "others": 8553,
 }
-PRODUCT_LINES = 41491  # all but tests, benchmarks, client and learn
-SHORT_FILES = 42
+PRODUCT_LINES = 42183  # all but tests, benchmarks, client and learn
+SHORT_FILES = 47
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 21  # names that two classes outside the tests have
 
 
 @functools.cache
