@@ -1,11 +1,11 @@
 """A course in serving language models that marks itself: five lessons, `python -m learn`."""
 
 
-class NotYetError(Exception):
+class LessonError(Exception):
     """What is not right yet, in a sentence for the reader."""
 
 
 def require(kept: bool, sentence: str) -> None:
-    """Raises NotYetError."""
+    """Raises LessonError."""
     if not kept:
-        raise NotYetError(sentence)
+        raise LessonError(sentence)

@@ -23,7 +23,7 @@ FOUR = [
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """`ours`: what the reader's file has to define, made of the product's classes, of which
-    `solution` says where they stand. `checks`: facts, each with a function that raises NotYetError
+    `solution` says where they stand. `checks`: facts, each with a function that raises LessonError
     where it does not hold. `measure`: figures, each with what it says."""
 
     title: str

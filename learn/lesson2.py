@@ -8,7 +8,7 @@ from dataclasses import replace
 from generate.modes import MODES
 from learn import require
 from learn.lesson import FOUR, Answers, Lesson, product
-from learn.measure import LIMIT, Side, in_turn, mixed, stage
+from learn.measure import LIMIT, Contestant, in_turn, mixed, stage
 from learn.play import Ask, hashed, play
 from seams import Step
 
@@ -51,8 +51,8 @@ def serves(answers: Answers) -> None:
 def measure(answers: Answers) -> Mapping[str, float]:
     batched, one = in_turn(
         mixed(48),
-        Side(answers.WholeBatch, lambda: replace(stage("static"), lay_out=answers.lay_out)),
-        Side(lambda: product("nobatch"), lambda: stage("nobatch"), rows=1),
+        Contestant(answers.WholeBatch, lambda: replace(stage("static"), lay_out=answers.lay_out)),
+        Contestant(lambda: product("nobatch"), lambda: stage("nobatch"), rows=1),
     )
     return {
         "tokens a second, one request at a time": one.tokens_per_s,

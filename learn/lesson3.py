@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from learn import require
 from learn.lesson import FOUR, Answers, Lesson, product
-from learn.measure import LIMIT, Side, in_turn, mixed, stage
+from learn.measure import LIMIT, Contestant, in_turn, mixed, stage
 from learn.play import Ask, hashed, play
 
 
@@ -37,8 +37,8 @@ def in_order(answers: Answers) -> None:
 
 
 def measure(answers: Answers) -> Mapping[str, float]:
-    static = Side(lambda: product("static"), lambda: stage("static"))
-    joined, batches = in_turn(mixed(48), Side(answers.EveryIteration), static)
+    static = Contestant(lambda: product("static"), lambda: stage("static"))
+    joined, batches = in_turn(mixed(48), Contestant(answers.EveryIteration), static)
     return {
         f"tokens a second, static batches of {LIMIT}": batches.tokens_per_s,
         f"tokens a second, {LIMIT} rows that change": joined.tokens_per_s,

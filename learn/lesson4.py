@@ -11,7 +11,7 @@ from generate.modes import MODES
 from learn import require
 from learn.hash_model import HashModel
 from learn.lesson import FOUR, Answers, Lesson, product
-from learn.measure import ROWS, Side, in_turn, mixed, stage
+from learn.measure import ROWS, Contestant, in_turn, mixed, stage
 from learn.play import Stage, hashed, play
 from seams import Sampling
 
@@ -75,8 +75,8 @@ def measure(answers: Answers) -> Mapping[str, float]:
 
     blocks, whole = in_turn(
         mixed(64),
-        Side(lambda: product("dynamic"), table, rows=ROWS[-1]),
-        Side(lambda: product("dynamic"), rows=PLACES),
+        Contestant(lambda: product("dynamic"), table, rows=ROWS[-1]),
+        Contestant(lambda: product("dynamic"), rows=PLACES),
     )
     return {
         "requests at once, a place for the longest each": max(map(len, whole.rows())),

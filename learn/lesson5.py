@@ -9,8 +9,8 @@ from functools import partial
 
 from learn import require
 from learn.lesson import Answers, Lesson, product
-from learn.measure import Side, in_turn, mixed, prompt
-from learn.play import Ask, Seen, hashed, play
+from learn.measure import Contestant, in_turn, mixed, prompt
+from learn.play import Account, Ask, hashed, play
 from seams import Policy
 
 BUDGET = 8  # tokens of an iteration, in the checks,
@@ -93,7 +93,7 @@ def answers_sooner(answers: Answers) -> None:
     )
 
 
-def gap_ms(seen: Seen) -> float:
+def gap_ms(seen: Account) -> float:
     """The longest time between two tokens of a request."""
     return 1000 * max(gap_s for record in seen.iterations for _, gap_s, _ in record.gaps)
 
@@ -104,7 +104,7 @@ def measure(answers: Answers) -> Mapping[str, float]:
     long = [Ask(prompt(50 + n, 900), 1, at_s=0.03 + 0.03 * n) for n in range(4)]
 
     policies = partial(product, "dynamic"), partial(answers.Chunks, LARGE_BUDGET)
-    whole, chunks = in_turn([*short, *long], *[Side(policy, rows=12) for policy in policies])
+    whole, chunks = in_turn([*short, *long], *[Contestant(policy, rows=12) for policy in policies])
     return {
         "ms between two tokens at most, long prompts whole": gap_ms(whole),
         "ms between two tokens at most, long prompts in chunks": gap_ms(chunks),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from generate.modes import MODES, ModeName
 from learn.lesson import product
-from learn.play import Ask, Seen, Stage, WorkClock, play
+from learn.play import Account, Ask, Stage, WorkClock, play
 from seams import DECODE, Model, Policy
 
 ROUNDS = 3
@@ -55,7 +55,7 @@ def mixed(count: int, apart_s: float = 0.0) -> Sequence[Ask]:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Contestant:
     """One of those that are compared."""
 
     policy: Callable[[], Policy]
@@ -63,7 +63,7 @@ class Side:
     rows: int = LIMIT
 
 
-def in_turn(asks: Sequence[Ask], *sides: Side) -> Sequence[Seen]:
+def in_turn(asks: Sequence[Ask], *sides: Contestant) -> Sequence[Account]:
     """The fastest play of each side."""
     rounds = [
         [play(asks, side.policy(), side.stage(), rows=side.rows) for side in sides]

@@ -21,7 +21,7 @@ from batching import BatchingManager, EngineFailedError
 from engine.inference import Inference
 from generate import dynamic
 from generate.modes import MODES, LayOut
-from learn import NotYetError, require
+from learn import LessonError, require
 from learn.hash_model import HashModel, VirtualClock, tokens_alone
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
@@ -74,7 +74,7 @@ def hashed(
 
 
 @dataclass(slots=True)
-class Seen:
+class Account:
     """What happened. As a `seams.Recorder`, it is told by the engine."""
 
     requests: Sequence[Inference]
@@ -132,12 +132,12 @@ class Seen:
 
 def play(
     asks: Sequence[Ask], policy: Policy, stage: Stage, rows: int = 4, residents: int | None = None
-) -> Seen:
+) -> Account:
     """Until all requests have ended. `rows`: most of an iteration. `residents`: most; None: as many
-    as rows. Raises NotYetError."""
+    as rows. Raises LessonError."""
     clock, ledger, errors, greedy = stage.clock, stage.ledger, list[str](), Sampling(temperature=0)
     start_s = clock()
-    seen = Seen([Inference(a.prompt, a.max_tokens, greedy, start_s + a.at_s) for a in asks])
+    seen = Account([Inference(a.prompt, a.max_tokens, greedy, start_s + a.at_s) for a in asks])
     for owner, names in ((policy, ("plan", "retire")), (ledger, ("fit", "open", "release"))):
         for name in names:
             setattr(owner, name, watched(getattr(owner, name), errors))
@@ -159,7 +159,7 @@ def play(
             said = said.replace(
                 "planned nothing and set no wake_s", "advances nobody, and some wait"
             )
-            raise NotYetError(said.replace("PolicyError", "the engine refuses the plan"))
+            raise LessonError(said.replace("PolicyError", "the engine refuses the plan"))
         if wait is not None:
             moment_s = min(wait.until_s, due[0].arrival_s if due else math.inf)
             if moment_s == math.inf:
@@ -173,7 +173,7 @@ def play(
     return seen
 
 
-def _check_tokens(seen: Seen) -> None:
+def _check_tokens(seen: Account) -> None:
     """Each request got the tokens that it gets alone."""
     for request in seen.requests:
         prompt, tokens = request.ids[: request.prompt_tokens], request.ids[request.prompt_tokens :]
@@ -199,7 +199,7 @@ def watched(function: Callable[..., Any], errors: list[str]) -> Callable[..., An
 
 def sentence_of(error: Exception) -> str:
     """What went wrong, and in which line of the reader's file."""
-    if isinstance(error, NotYetError):
+    if isinstance(error, LessonError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame for frame in frames if Path(frame.filename).parent.name == MINE]
