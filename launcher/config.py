@@ -58,10 +58,7 @@ def read(
         LauncherConfig.refuse(str(error))
     mine, servers = LauncherConfig.split(ours)
     config = LauncherConfig.from_args(mine, environ)
-    if config.mode == "dynamic" and not {"--policy", "EB_POLICY"} & {*_flags(servers), *environ}:
+    flags = {word.partition("=")[0] for word in servers}
+    if config.mode == "dynamic" and not {"--policy", "EB_POLICY"} & {*flags, *environ}:
         servers += ["--policy", "tgi"]
     return config, Config.from_args([config.mode, *servers], environ)
-
-
-def _flags(words: Sequence[str]) -> set[str]:
-    return {word.partition("=")[0] for word in words}

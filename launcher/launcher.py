@@ -79,7 +79,6 @@ def model_record(path: str) -> str:
 
 def http_server(server: Config, address: str, environment: Mapping[str, str]) -> Command:
     command = [sys.executable, str(ROOT / "app.py"), server.mode, "--remote-model", address]
-
     probe = probe_of(server.host, server.port)
     return Command("server", command, environment, probe, keeps_others=True)
 

@@ -6,11 +6,8 @@ over text; `docs/tgi.md` shows the same table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-SWITCH = "switch"  # an option that needs no value
 
 
 class TranslationError(ValueError):
@@ -18,41 +15,18 @@ class TranslationError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """The option has the same name and meaning here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """The option exists under another name. `value` returns its value, or None if the option asks
-    for the default; it raises ValueError with the reason for a refusal."""
-
-    to: str
-    value: Callable[[str], str | None] = str
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The option is accepted and changes nothing."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The option is refused."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Named:
-    """One option of Text Generation Inference."""
+    """One option of Text Generation Inference: it has the name `to` here, is `accepted` and changes
+    nothing, or is `refused`, for this reason. `value` returns its value here, or None if the option
+    asks for the default; it raises ValueError with the reason for a refusal."""
 
     flag: str
-    here: Same | Renamed | Accepted | Refused
-    kind: Literal["value", "switch"] = "value"
-    variable: str | None = ""  # environment variable; empty: derived from the flag; None: none
+    to: str = ""
+    value: Callable[[str], str | None] = str
+    accepted: str = ""
+    refused: str = ""
+    is_switch: bool = False  # needs no value
+    variable: str | None = ""  # of the environment; empty: derived from the flag; None: none
 
     @property
     def environment(self) -> str | None:
@@ -96,82 +70,80 @@ def _dtype(text: str) -> str:
     raise ValueError("allowed: float16, bfloat16, float32, int8, auto")
 
 
-_HERE = Same()
-_NO_NGROK = Refused("no tunnel is opened; run ngrok beside the server")
-_NO_WATERMARK = Refused("output is not watermarked")
-_NO_ROPE = Refused("the scaling of rotary embeddings is read from the model's files")
-_CACHE = Renamed("--hub-cache")
-_SOCKET = Renamed("--socket")
+_NO_NGROK = "no tunnel is opened; run ngrok beside the server"
+_NO_WATERMARK = "output is not watermarked"
+_NO_ROPE = "the scaling of rotary embeddings is read from the model's files"
+_NO_ENV = "GET /info and /stats describe a running server"
 
 OPTIONS: tuple[Named, ...] = (
     # of the launcher; the router and the model server also have most of them
-    Named("--model-id", Renamed("--model")),
-    Named("--revision", _HERE),
-    Named("--validation-workers", Accepted("each request is tokenized in its own thread")),
-    Named("--sharded", Renamed("--shards", _sharded)),
-    Named("--num-shard", Renamed("--shards")),
-    Named("--quantize", Renamed("--dtype", _quantize)),
-    Named("--speculate", _HERE),
-    Named("--dtype", Renamed("--dtype", _dtype)),
-    Named("--kv-cache-dtype", Refused("keys and values have the precision of --dtype")),
-    Named("--trust-remote-code", Refused("code from a model's folder is never run"), "switch"),
-    Named("--max-concurrent-requests", _HERE),
-    Named("--max-best-of", _HERE),
-    Named("--max-stop-sequences", _HERE),
-    Named("--max-top-n-tokens", _HERE),
-    Named("--max-input-tokens", _HERE),
-    Named("--max-input-length", Renamed("--max-input-tokens")),
-    Named("--max-total-tokens", _HERE),
-    Named("--waiting-served-ratio", _HERE),
-    Named("--max-batch-prefill-tokens", _HERE),
-    Named("--max-batch-total-tokens", _HERE),
-    Named("--max-waiting-tokens", _HERE),
-    Named("--max-batch-size", _HERE),
-    Named("--cuda-graphs", Renamed("--cuda-graphs", _graphs)),
-    Named("--hostname", Renamed("--host"), variable=None),
-    Named("--port", _HERE),
-    Named("-p", Renamed("--port"), variable=None),
-    Named("--prometheus-port", Refused("/metrics is on the server's own port")),
-    Named("--shard-uds-path", _SOCKET),
-    Named("--master-shard-uds-path", _SOCKET),
-    Named("--uds-path", _SOCKET),
-    Named("--master-addr", Renamed("--master-addr")),
-    Named("--master-port", Renamed("--master-port")),
-    Named("--huggingface-hub-cache", _CACHE),
-    Named("--weights-cache-override", _CACHE),
+    Named("--model-id", "--model"),
+    Named("--revision", "--revision"),
+    Named("--validation-workers", accepted="each request is tokenized in its own thread"),
+    Named("--sharded", "--shards", _sharded),
+    Named("--num-shard", "--shards"),
+    Named("--quantize", "--dtype", _quantize),
+    Named("--speculate", "--speculate"),
+    Named("--dtype", "--dtype", _dtype),
+    Named("--kv-cache-dtype", refused="keys and values have the precision of --dtype"),
+    Named("--trust-remote-code", refused="code from a model's folder is never run", is_switch=True),
+    Named("--max-concurrent-requests", "--max-concurrent-requests"),
+    Named("--max-best-of", "--max-best-of"),
+    Named("--max-stop-sequences", "--max-stop-sequences"),
+    Named("--max-top-n-tokens", "--max-top-n-tokens"),
+    Named("--max-input-tokens", "--max-input-tokens"),
+    Named("--max-input-length", "--max-input-tokens"),
+    Named("--max-total-tokens", "--max-total-tokens"),
+    Named("--waiting-served-ratio", "--waiting-served-ratio"),
+    Named("--max-batch-prefill-tokens", "--max-batch-prefill-tokens"),
+    Named("--max-batch-total-tokens", "--max-batch-total-tokens"),
+    Named("--max-waiting-tokens", "--max-waiting-tokens"),
+    Named("--max-batch-size", "--max-batch-size"),
+    Named("--cuda-graphs", "--cuda-graphs", _graphs),
+    Named("--hostname", "--host", variable=None),
+    Named("--port", "--port"),
+    Named("-p", "--port", variable=None),
+    Named("--prometheus-port", refused="/metrics is on the server's own port"),
+    Named("--shard-uds-path", "--socket"),
+    Named("--master-shard-uds-path", "--socket"),
+    Named("--uds-path", "--socket"),
+    Named("--master-addr", "--master-addr"),
+    Named("--master-port", "--master-port"),
+    Named("--huggingface-hub-cache", "--hub-cache"),
+    Named("--weights-cache-override", "--hub-cache"),
     Named(
         "--disable-custom-kernels",
-        Accepted("the GPU kernel is compared with plain torch at first start"),
-        "switch",
+        accepted="the GPU kernel is compared with plain torch at first start",
+        is_switch=True,
     ),
-    Named("--cuda-memory-fraction", Refused("--kv-memory sets the memory for keys and values")),
-    Named("--rope-scaling", _NO_ROPE),
-    Named("--rope-factor", _NO_ROPE),
-    Named("--json-output", Renamed("--log-format", _json), "switch"),
-    Named("--otlp-endpoint", _HERE),
-    Named("--otlp-service-name", _HERE),
-    Named("--cors-allow-origin", _HERE),
-    Named("--api-key", _HERE),
-    Named("--watermark-gamma", _NO_WATERMARK),
-    Named("--watermark-delta", _NO_WATERMARK),
-    Named("--ngrok", _NO_NGROK, "switch"),
-    Named("--ngrok-authtoken", _NO_NGROK),
-    Named("--ngrok-edge", _NO_NGROK),
-    Named("--tokenizer-config-path", Refused("the chat template is read from the model's folder")),
-    Named("--disable-grammar-support", _HERE, "switch"),
-    Named("--env", Refused("GET /info and /stats describe a running server"), "switch", None),
-    Named("-e", Refused("GET /info and /stats describe a running server"), "switch", None),
-    Named("--max-client-batch-size", _HERE),
-    Named("--lora-adapters", Refused("adapters are not applied; merge them into the weights")),
-    Named("--usage-stats", Accepted("no usage is reported")),
-    Named("--payload-limit", Renamed("--max-body-bytes")),
-    Named("--enable-prefill-logprobs", Accepted("they are always available"), "switch"),
-    Named("--graceful-termination-timeout", Renamed("--drain-timeout")),
+    Named("--cuda-memory-fraction", refused="--kv-memory sets the memory for keys and values"),
+    Named("--rope-scaling", refused=_NO_ROPE),
+    Named("--rope-factor", refused=_NO_ROPE),
+    Named("--json-output", "--log-format", _json, is_switch=True),
+    Named("--otlp-endpoint", "--otlp-endpoint"),
+    Named("--otlp-service-name", "--otlp-service-name"),
+    Named("--cors-allow-origin", "--cors-allow-origin"),
+    Named("--api-key", "--api-key"),
+    Named("--watermark-gamma", refused=_NO_WATERMARK),
+    Named("--watermark-delta", refused=_NO_WATERMARK),
+    Named("--ngrok", refused=_NO_NGROK, is_switch=True),
+    Named("--ngrok-authtoken", refused=_NO_NGROK),
+    Named("--ngrok-edge", refused=_NO_NGROK),
+    Named("--tokenizer-config-path", refused="the chat template is read from the model's folder"),
+    Named("--disable-grammar-support", "--disable-grammar-support", is_switch=True),
+    Named("--env", refused=_NO_ENV, is_switch=True, variable=None),
+    Named("-e", refused=_NO_ENV, is_switch=True, variable=None),
+    Named("--max-client-batch-size", "--max-client-batch-size"),
+    Named("--lora-adapters", refused="adapters are not applied; merge them into the weights"),
+    Named("--usage-stats", accepted="no usage is reported"),
+    Named("--payload-limit", "--max-body-bytes"),
+    Named("--enable-prefill-logprobs", accepted="they are always available", is_switch=True),
+    Named("--graceful-termination-timeout", "--drain-timeout"),
     # of the router
-    Named("--tokenizer-name", Refused("the tokenizer is read from the model's folder")),
-    Named("--messages-api-enabled", Accepted("the messages API is always on"), "switch"),
+    Named("--tokenizer-name", refused="the tokenizer is read from the model's folder"),
+    Named("--messages-api-enabled", accepted="the messages API is always on", is_switch=True),
     # of the model server
-    Named("--logger-level", Renamed("--log-level", str.lower)),
+    Named("--logger-level", "--log-level", str.lower),
 )
 BY_FLAG: Mapping[str, Named] = {named.flag: named for named in OPTIONS}
 
@@ -179,7 +151,19 @@ BY_FLAG: Mapping[str, Named] = {named.flag: named for named in OPTIONS}
 def from_args(args: Sequence[str]) -> list[str]:
     """The command line in this project's names; other words are left as they are. Raises
     TranslationError."""
-    return [word for words in _from_args(args) for word in words]
+    left, ours = list(args), list[str]()
+    while left:
+        word = left.pop(0)
+        flag, equals, text = word.partition("=")
+        if (named := BY_FLAG.get(flag)) is None:
+            ours.append(word)
+            continue
+        if not (equals or named.refused):
+            if not (named.is_switch or left):
+                raise TranslationError(f"{flag} needs a value")
+            text = "true" if named.is_switch else left.pop(0)
+        ours += _translate(named, flag, text)
+    return ours
 
 
 def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[str]:
@@ -188,77 +172,40 @@ def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[s
     has = {word.partition("=")[0] for word in taken}
     found: list[str] = []
     for named in OPTIONS:
-        variable = named.environment
-        if variable is None or (text := environ.get(variable, "")) == "":
+        if (variable := named.environment) is None or not (text := environ.get(variable, "")):
             continue
-        if named.kind == SWITCH and not _switch(variable, text):
-            continue
-        words = _translate(named, variable, "true" if named.kind == SWITCH else text)
+        if named.is_switch:
+            try:
+                if not _truth(text):
+                    continue
+            except ValueError as error:
+                raise TranslationError(f"{variable} is {text!r}; {error}") from None
+            text = "true"
+        words = _translate(named, variable, text)
         if words and words[0] not in has:
             found += words
     return found
 
 
-def _from_args(args: Sequence[str]) -> Iterator[list[str]]:
-    left = list(args)
-    while left:
-        word = left.pop(0)
-        flag, equals, text = word.partition("=")
-        named = BY_FLAG.get(flag)
-        if named is None:
-            yield [word]
-            continue
-        if not equals:
-            if named.kind == SWITCH:
-                text = "true"
-            elif left and not isinstance(named.here, Refused):
-                text = left.pop(0)
-            elif not isinstance(named.here, Refused):
-                raise TranslationError(f"{flag} needs a value")
-        yield _translate(named, flag, text)
-
-
-def _switch(variable: str, text: str) -> bool:
-    try:
-        return _truth(text)
-    except ValueError as error:
-        raise TranslationError(f"{variable} is {text!r}; {error}") from None
-
-
 def _translate(named: Named, given_as: str, text: str) -> list[str]:
-    match named.here:
-        case Same():
-            return [named.flag, text]
-        case Renamed(to, value):
-            try:
-                meant = value(text)
-            except ValueError as error:
-                raise TranslationError(f"{given_as} is {text!r}; {error}") from None
-            return [] if meant is None else [to, meant]
-        case Accepted():
-            return []
-        case Refused(why):
-            raise TranslationError(f"{given_as} is not supported: {why}")
+    if named.refused:
+        raise TranslationError(f"{given_as} is not supported: {named.refused}")
+    try:
+        meant = named.value(text)
+    except ValueError as error:
+        raise TranslationError(f"{given_as} is {text!r}; {error}") from None
+    return [named.to, meant] if named.to and meant is not None else []
 
 
 def table() -> list[str]:
     """Rows of Markdown, one for each option, as `docs/tgi.md` shows them."""
-    return [
-        f"| `{named.flag}` | {_cell(named.environment)} | {_meaning(named)} |" for named in OPTIONS
-    ]
-
-
-def _cell(variable: str | None) -> str:
-    return "" if variable is None else f"`{variable}`"
-
-
-def _meaning(named: Named) -> str:
-    match named.here:
-        case Same():
-            return "the same"
-        case Renamed(to, _):
-            return f"`{to}`"
-        case Accepted(why):
-            return f"accepted, no effect: {why}"
-        case Refused(why):
-            return f"refused: {why}"
+    rows = []
+    for named in OPTIONS:
+        variable = "" if named.environment is None else f"`{named.environment}`"
+        meaning = "the same" if named.to == named.flag else f"`{named.to}`"
+        if named.accepted:
+            meaning = f"accepted, no effect: {named.accepted}"
+        elif named.refused:
+            meaning = f"refused: {named.refused}"
+        rows.append(f"| `{named.flag}` | {variable} | {meaning} |")
+    return rows

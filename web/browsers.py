@@ -20,16 +20,13 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import suppress
 
 from options import comma_separated
 
 ANY_ORIGIN = "*"
 HEADERS = ("Host", "Origin", "Sec-Fetch-Site")  # what `Rules.refusal` judges
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-OWN_SITES = frozenset(
-    {"same-origin", "none"}
-)  # none: the user typed the address or chose a bookmark
+OWN_SITES = ("same-origin", "none")  # none: the user typed the address or chose a bookmark
 DEFAULT_PORTS = {"http": 80, "https": 443}
 ALLOWS = {  # request header -> response header
     "Access-Control-Request-Method": "Access-Control-Allow-Methods",
@@ -91,13 +88,17 @@ class Rules:
                 f"{self._key_option}: an IP address, localhost, the name of its machine and the "
                 "names of --allow-hosts"
             )
-        if method not in READS and not self._may_change(host, origin, site):
-            return (
-                f"a web page of {origin[:100] or 'another site'} may change nothing here; allowed: "
-                f"the server's own pages and the origins of {self._origins_option}"
-                + ("" if self._keys else f" (* only with {self._key_option})")
-            )
-        return None
+        if method in READS or site in OWN_SITES or not (origin or site):
+            return None
+        if origin in self._origins or ANY_ORIGIN in self._origins:
+            return None
+        if not site and _is_same(origin, host):
+            return None
+        return (
+            f"a web page of {origin[:100] or 'another site'} may change nothing here; allowed: "
+            f"the server's own pages and the origins of {self._origins_option}"
+            + ("" if self._keys else f" (* only with {self._key_option})")
+        )
 
     def _knows(self, host: str) -> bool:
         """Any client but a browser may leave out its Host. No name of a page is an IP address."""
@@ -105,17 +106,10 @@ class Rules:
         if not host or name in self._names or f".{name}".endswith(self._domains):
             return True
         read = ipaddress.IPv6Address if name.startswith("[") else ipaddress.IPv4Address
-        with suppress(ValueError):
-            read(name.strip("[]"))
-            return True
-        return False
-
-    def _may_change(self, host: str, origin: str, site: str) -> bool:
-        if site in OWN_SITES or not (origin or site):
-            return True
-        if origin in self._origins or ANY_ORIGIN in self._origins:
-            return True
-        return not site and _is_same(origin, host)
+        try:
+            return bool(read(name.strip("[]")))
+        except ValueError:
+            return False
 
 
 def _split(authority: str) -> tuple[str, int | None]:
@@ -141,13 +135,10 @@ def response_headers(
 ) -> tuple[dict[str, str], set[str]]:
     """The headers that a response gets, and the names that it adds to `Vary`. `allowed`: origins,
     or `*` for all of them. `header` returns a header of the request."""
-    origin, vary = header("Origin"), set()
-    if ANY_ORIGIN in allowed:
-        origin = ANY_ORIGIN
-    else:
-        vary.add("Origin")  # a cache must not give one origin's response to another
-        if origin is None or origin not in allowed:
-            return {}, vary
+    # a cache must not give one origin's response to another
+    origin, vary = (ANY_ORIGIN, set()) if ANY_ORIGIN in allowed else (header("Origin"), {"Origin"})
+    if origin is None or origin not in allowed:
+        return {}, vary
     headers = {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
@@ -155,7 +146,5 @@ def response_headers(
     if method == "OPTIONS":
         vary.update(ALLOWS)
         headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
-        for asked, allow in ALLOWS.items():
-            if (value := header(asked)) is not None:
-                headers[allow] = value
+        headers |= {allow: value for asked, allow in ALLOWS.items() if (value := header(asked))}
     return headers, vary

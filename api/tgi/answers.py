@@ -1,8 +1,6 @@
 """The responses of TGI's API, as types that follow text-generation-inference's `router/src/lib.rs`,
 and how they are made: generated text with details, errors, times in headers. The code is checked
 against the types, and `/openapi.json` is generated from them.
-
-This module neither waits nor routes.
 """
 
 from __future__ import annotations
@@ -10,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NotRequired, cast
+from typing import Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from api.follow import NewToken, follow
+from api.follow import Follower, NewToken, follow
 from api.http.errors import ApiError
 from api.openapi import documented
+from api.service import Service
 from api.stream import event
 from api.tgi.schemas import Parameters
-from api.tgi.steps import Finish, Steps
 from engine.inference import Inference
+from text.stops import StopFinder, Stops
 from text.tokenizer import Tokenizer
 
 STATUS = {400: 422, 500: 424}  # of an error, where TGI's is another one than ours
@@ -36,6 +35,8 @@ UNPREFIXED = {
     503: "unavailable",
     504: "timeout",
 }
+
+Finish = Literal["length", "eos_token", "stop_sequence"]
 
 
 class TgiError(TypedDict):
@@ -103,6 +104,63 @@ def shape(error: ApiError) -> TgiError:
         return {"error": error.message, "error_type": kind}
     kind, prefix = PREFIXED.get(status, ("validation", "Input validation error"))
     return {"error": f"{prefix}: {error.message}", "error_type": kind}
+
+
+class Steps:
+    """An api.follow.Reader of one generation, token by token, up to the one that completes a stop
+    string, which ends the request. The stop text stays in the response."""
+
+    def __init__(self, service: Service, inference: Inference, stops: Stops) -> None:
+        self.inference = inference
+        self.all: list[NewToken] = []  # that were read
+        self.finish: Finish | None = None  # once the last one was read
+        self._service = service
+        self._finder = StopFinder(stops)
+        self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
+        # held back until the request has ended
+        self._last: tuple[NewToken, Finish] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._follower.ended
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.all)
+
+    @property
+    def mean_logprob(self) -> float:
+        logprobs = self.inference.logprobs[: len(self.all)]
+        return sum(found.logprob for found in logprobs) / len(logprobs)
+
+    def read(self) -> Iterator[NewToken]:
+        new = self._follower.new()
+        while self._last is None and (token := next(new, None)) is not None:
+            self._finder.push(token.text)
+            if (finish := self._finish_with(token)) is None:
+                self.all.append(token)
+                yield token
+            else:
+                token.text += self._follower.rest()
+                self._last = token, finish
+        if not self.ended:
+            return
+        if self._last is None:  # it has failed, or its client is gone
+            self._service.outcome(self.inference)
+            return
+        token, self.finish = self._last
+        self.all.append(token)
+        yield token
+
+    def _finish_with(self, token: NewToken) -> Finish | None:
+        if token.index + 1 == self.inference.max_tokens:
+            return "length"
+        if token.is_end:
+            return "eos_token"
+        if self._finder.found:
+            self._service.manager.cancel(self.inference, "stop")
+            return "stop_sequence"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from api.stream import answer
 from api.tgi.answers import (
     STATUS,
     Generated,
+    Steps,
     StreamToken,
     TgiError,
     TgiGeneration,
@@ -48,7 +49,6 @@ from api.tgi.schemas import (
     sampling_of,
     validate,
 )
-from api.tgi.steps import Steps
 from api.tgi.tokens import TokenCalls
 from engine.inference import Inference, new_group
 from runtime.grammar.grammars import GrammarError

@@ -170,68 +170,54 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
     """Checks everything that does not need the prompt's tokens. A number may have thousands of
     digits. Raises InvalidError."""
     for name in NOT_OFFERED:
-        if getattr(asked, name) not in (None, False):
-            raise InvalidError(f"`{name}` is not supported by this server")
+        _require(getattr(asked, name) in (None, False), f"`{name}` is not supported by this server")
     best_of = 1 if asked.best_of is None else asked.best_of
-    if streaming and best_of != 1:
-        raise InvalidError("`best_of` != 1 is not supported when streaming tokens")
-    if streaming and asked.decoder_input_details:
-        raise InvalidError("`decoder_input_details` == true is not supported when streaming tokens")
-    if config.max_best_of == 1 and best_of != 1:
-        raise InvalidError("`best_of` != 1 is not allowed for this endpoint")
-    if not 0 < best_of <= config.max_best_of:
-        raise InvalidError(
-            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {show(best_of)}"
-        )
-    if best_of > 1 and not asked.is_sampling:
-        raise InvalidError("you must use sampling when `best_of` is > 1")
-    if best_of > 1 and asked.seed is not None:
-        raise InvalidError("`seed` must not be set when `best_of` > 1")
+    if streaming:
+        unknown = "is not supported when streaming tokens"
+        _require(best_of == 1, f"`best_of` != 1 {unknown}")
+        _require(not asked.decoder_input_details, f"`decoder_input_details` == true {unknown}")
+    elsewhere = "is not allowed for this endpoint"
+    _require(config.max_best_of > 1 or best_of == 1, f"`best_of` != 1 {elsewhere}")
+    if not 0 < best_of <= (most := config.max_best_of):
+        raise InvalidError(f"`best_of` must be > 0 and <= {most}. Given: {show(best_of)}")
+    if best_of > 1:
+        _require(asked.is_sampling, "you must use sampling when `best_of` is > 1")
+        _require(asked.seed is None, "`seed` must not be set when `best_of` > 1")
     _check_numbers(asked)
     stops = asked.stop or []
-    if len(stops) > config.max_stop_sequences:
-        raise InvalidError(
-            f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(stops)}"
-        )
-    if "" in stops:
-        raise InvalidError("`stop` must not contain an empty string")
-    if any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
-        raise InvalidError(
-            f"each of `stop` may have up to {MOST_STOP_CHARACTERS} characters. "
-            f"Given: {max(map(len, stops))}"
-        )
-    top_n = asked.top_n_tokens or 0
-    if top_n > config.max_top_n_tokens:
-        if config.max_top_n_tokens == 0:
-            raise InvalidError("`top_n_tokens` != 0 is not allowed for this endpoint")
-        raise InvalidError(
-            f"`top_n_tokens` must be >= 0 and <= {config.max_top_n_tokens}. Given: {show(top_n)}"
-        )
+    if len(stops) > (most := config.max_stop_sequences):
+        raise InvalidError(f"`stop` supports up to {most} stop sequences. Given: {len(stops)}")
+    _require("" not in stops, "`stop` must not contain an empty string")
+    if (longest := max(map(len, stops), default=0)) > MOST_STOP_CHARACTERS:
+        said = f"each of `stop` may have up to {MOST_STOP_CHARACTERS} characters"
+        raise InvalidError(f"{said}. Given: {longest}")
+    top_n, most = asked.top_n_tokens or 0, config.max_top_n_tokens
+    _require(most > 0 or top_n == 0, f"`top_n_tokens` != 0 {elsewhere}")
+    if top_n > most:
+        raise InvalidError(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {show(top_n)}")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvalidError(message)
 
 
 def _check_numbers(asked: Parameters) -> None:
-    for name, least, most in (
-        ("temperature", COOLEST, HOTTEST),
-        ("repetition_penalty", LEAST_RATE, MOST_RATE),
-    ):
-        value = getattr(asked, name)
-        if value is not None and value <= 0:
-            raise InvalidError(f"`{name}` must be strictly positive")
-        if value is not None and not least <= value <= most:
-            raise InvalidError(f"`{name}` must be >= {least} and <= {most:.0f}")
-    penalty = asked.frequency_penalty
-    if penalty is not None and not -MOST_PENALTY <= penalty <= MOST_PENALTY:
-        raise InvalidError(f"`frequency_penalty` must be >= -{MOST_PENALTY} and <= {MOST_PENALTY}")
+    positive = {
+        "temperature": (COOLEST, HOTTEST),
+        "repetition_penalty": (LEAST_RATE, MOST_RATE),
+        "top_k": (1, MOST),
+        "max_new_tokens": (1, MOST),
+    }
+    for name, (least, most) in positive.items():
+        if (value := getattr(asked, name)) is not None:
+            _require(value > 0, f"`{name}` must be strictly positive")
+            _require(least <= value <= most, f"`{name}` must be >= {least} and <= {most:.0f}")
     for name in ("top_p", "typical_p"):
-        value = getattr(asked, name)
-        if value is not None and not 0 < value < 1:
-            raise InvalidError(f"`{name}` must be > 0.0 and < 1.0")
-    for name in ("top_k", "max_new_tokens"):
-        value = getattr(asked, name)
-        if value is not None and value <= 0:
-            raise InvalidError(f"`{name}` must be strictly positive")
-        if value is not None and value > MOST:
-            raise InvalidError(f"`{name}` must be <= {MOST}. Given: {show(value)}")
+        if (value := getattr(asked, name)) is not None:
+            _require(0 < value < 1, f"`{name}` must be > 0.0 and < 1.0")
+    said = f"`frequency_penalty` must be >= -{MOST_PENALTY} and <= {MOST_PENALTY}"
+    _require(-MOST_PENALTY <= (asked.frequency_penalty or 0) <= MOST_PENALTY, said)
 
 
 def fit(
@@ -239,26 +225,22 @@ def fit(
 ) -> tuple[int, int]:
     """(prompt tokens to keep, tokens to generate) for a prompt of `tokens`, or of so many at least
     while it is not `read`. Raises InvalidError."""
-    given = "" if read else "at least "
+    given = "Given: " if read else "Given: at least "
     most_total = min(config.max_total_tokens or context, context)
     most_input = min(config.max_input_tokens or most_total - 1, most_total - 1)
     if asked.truncate is not None:
         if not 0 < asked.truncate <= most_input:
-            raise InvalidError(
-                f"`truncate` must be strictly positive and less than {most_input}. "
-                f"Given: {show(asked.truncate)}"
-            )
+            said = f"`truncate` must be strictly positive and less than {most_input}"
+            raise InvalidError(f"{said}. Given: {show(asked.truncate)}")
         tokens = min(tokens, asked.truncate)
     wanted = asked.max_new_tokens
     if wanted is not None and tokens + wanted > most_total:
         raise InvalidError(
-            f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. "
-            f"Given: {given}{tokens} `inputs` tokens and {show(wanted)} `max_new_tokens`"
+            f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. {given}{tokens} `inputs` "
+            f"tokens and {show(wanted)} `max_new_tokens`"
         )
     if tokens > most_input:
-        raise InvalidError(
-            f"`inputs` must have less than {most_input} tokens. Given: {given}{tokens}"
-        )
+        raise InvalidError(f"`inputs` must have less than {most_input} tokens. {given}{tokens}")
     return tokens, most_total - tokens if wanted is None else wanted
 
 
