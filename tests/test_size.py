@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9227,
+    "api": 9196,
     "benchmarks": 5988,
     "client": 8210,
     "deferred": 3567,
@@ -30,11 +30,11 @@ LINES = {
     "router": 4228,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29615,
+    "tests": 29610,
     "text": 2035,
-    "others": 8553,
+    "others": 8485,
 }
-PRODUCT_LINES = 42183  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42084  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
