@@ -4,7 +4,7 @@ FROM python:3.11-slim
 ARG PIP_OPTIONS=""
 WORKDIR /app
 COPY requirements.txt .
-RUN grep -E '^(aiohttp|msgspec|prometheus-client|opentelemetry-[a-z-]+)[^a-z-]' requirements.txt > router.txt \
+RUN grep -E '^(httptools|uvloop|msgspec|prometheus-client|opentelemetry-[a-z-]+)[^a-z-]' requirements.txt > router.txt \
  && pip install --no-cache-dir $PIP_OPTIONS -r router.txt \
  && useradd --uid 10001 --no-create-home app
 COPY options.py .

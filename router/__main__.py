@@ -1,7 +1,8 @@
 """`python -m router`: the router as a command (`./server.sh router`)."""
 
-import asyncio
 import sys
+
+import uvloop
 
 from router.config import RouterConfig, parse_args
 from router.service import serve
@@ -18,7 +19,7 @@ def main() -> None:
                 f"--record (RECORD): cannot write {config.record} ({error.strerror})"
             )
     try:
-        asyncio.run(serve(config))
+        uvloop.run(serve(config))
     except OSError as error:
         sys.exit(f"router: {error}")
 

@@ -1,10 +1,12 @@
 """Runs the dispatcher on an event loop: a future for each waiting request, a timer for the next
 tick.
 
-Only this module combines asyncio with the pure state. `now` is always the loop's clock.
+Only this module combines asyncio with the pure state. `now` is the clock of the
+loop; uvloop's own reading of it has whole milliseconds.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from router.rules.dispatch import Dispatcher
@@ -28,10 +30,10 @@ class AsyncDispatcher:
         self.state = Dispatcher(fleet, policy, limits, self._decided, turns)
 
     def now(self) -> float:
-        return self._loop.time()
+        return time.monotonic()
 
     def arrive(self, request: RoutedRequest) -> None:
-        self.state.arrive(request, self._loop.time())
+        self.state.arrive(request, time.monotonic())
         self._arm()
 
     async def decision(self, request: RoutedRequest) -> RoutedRequest:
@@ -46,7 +48,7 @@ class AsyncDispatcher:
         return request
 
     def began(self, request: RoutedRequest, load: str) -> None:
-        self.state.began(request, self._loop.time(), load)
+        self.state.began(request, time.monotonic(), load)
         self._arm()
 
     def release(
@@ -56,30 +58,30 @@ class AsyncDispatcher:
         pause_s: float | None = None,
         usage: StatedUsage | None = None,
     ) -> None:
-        self.state.release(request, outcome, self._loop.time(), pause_s, usage)
+        self.state.release(request, outcome, time.monotonic(), pause_s, usage)
         self._arm()
 
     def may_retry(self, request: RoutedRequest) -> bool:
-        return self.state.may_retry(request, self._loop.time())
+        return self.state.may_retry(request, time.monotonic())
 
     def retry(self, request: RoutedRequest) -> None:
-        self.state.retry(request, self._loop.time())
+        self.state.retry(request, time.monotonic())
         self._arm()
 
     def leave(self, request: RoutedRequest) -> None:
-        self.state.leave(request, self._loop.time())
+        self.state.leave(request, time.monotonic())
         self._arm()
 
     def minute_limits(self, request: RoutedRequest) -> dict[str, str]:
         """What the headers of its answer tell its client."""
-        return self.state.minutes.headers(request.client, self._loop.time())
+        return self.state.minutes.headers(request.client, time.monotonic())
 
     def available(self, models: Sequence[str]) -> str:
-        return self.fleet.available(models, self._loop.time())
+        return self.fleet.available(models, time.monotonic())
 
     def fleet_changed(self) -> None:
         """Call it after a probe or the operator changed an upstream."""
-        self.state.tick(self._loop.time())
+        self.state.tick(time.monotonic())
         self._arm()
 
     def _decided(self, request: RoutedRequest) -> None:
@@ -88,7 +90,7 @@ class AsyncDispatcher:
             waiter.set_result(None)
 
     def _arm(self) -> None:
-        at = self.state.next_tick(self._loop.time())
+        at = self.state.next_tick(time.monotonic())
         if self._timer is not None:
             # An early tick does no harm, so the timer is never moved to a later time.
             if at is not None and self._timer.when() <= at:

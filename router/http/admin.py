@@ -1,19 +1,25 @@
 """The operator's API: `/upstreams`, `/health`, `/live`, `/metrics`, and the list of all models."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
-
-from aiohttp import web
 
 from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
+from router.http.server import Request
+from router.http.streams import BrokenBodyError
 from router.metrics import Metrics
 from router.rules.fleet import ADMIN
 from router.rules.messages import errors
+from router.rules.messages.errors import Problem, Response
+from router.rules.messages.headers import encoded
 from router.rules.upstream import Spec, Upstream
+
+MAX_CHANGE_BYTES = 1 << 20  # of a body that says what is to change
 
 
 class Admin:
@@ -33,48 +39,47 @@ class Admin:
         self._proxy = proxy
         self._metrics = metrics
 
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/health", self.health),
-            web.get("/live", self.live),
-            web.get("/metrics", self.metrics),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{model:.+}", self.model),
-            web.get("/upstreams", self.upstreams),
-            web.post("/upstreams", self.add),
-            web.post("/upstreams/drain", self.drain),
-            web.delete("/upstreams", self.remove),
-        ]
+    def routes(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[Response]]]:
+        """By method and path; a path that ends with a slash stands for all below it."""
+        return {
+            ("GET", "/health"): self.health,
+            ("GET", "/live"): self.live,
+            ("GET", "/metrics"): self.metrics,
+            ("GET", "/v1/models"): self.models,
+            ("GET", "/v1/models/"): self.model,
+            ("GET", "/upstreams"): self.upstreams,
+            ("POST", "/upstreams"): self.add,
+            ("POST", "/upstreams/drain"): self.drain,
+            ("DELETE", "/upstreams"): self.remove,
+        }
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def health(self, request: Request) -> Response:
         """200 once every upstream has been probed once, whatever was found; 503 when draining, and
         while there are only names without addresses."""
         probed, fleet = self._dispatcher.fleet.all_probed(), self._dispatcher.fleet
         state = "draining" if self._proxy.draining else "ok" if probed else "starting"
         facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
-        return web.json_response(facts, status=200 if state == "ok" else 503)
+        return _shown(facts, 200 if state == "ok" else 503)
 
-    async def live(self, request: web.Request) -> web.Response:
+    async def live(self, request: Request) -> Response:
         """200 whenever the process answers: a restart helps only a process that does not."""
-        return web.json_response({"status": "alive"})
+        return _shown({"status": "alive"})
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(
-            body=self._metrics.text(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+    async def metrics(self, request: Request) -> Response:
+        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return Response(200, self._metrics.text(), encoded(kind))
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: Request) -> Response:
         """The models of all upstreams."""
         if refused := self._refused(request, self._config.api_keys):
             return refused
         described = b", ".join(self._dispatcher.fleet.models().values())
         return _json(b'{"object": "list", "data": [%b]}' % described)
 
-    async def model(self, request: web.Request) -> web.Response:
+    async def model(self, request: Request) -> Response:
         if refused := self._refused(request, self._config.api_keys):
             return refused
-        name = self._proxy.model_for(request.match_info["model"])
+        name = self._proxy.model_for(request.path.removeprefix("/v1/models/"))
         models = self._dispatcher.fleet.models()
         if name in models:
             return _json(models[name])
@@ -85,34 +90,37 @@ class Admin:
         message = f"The model {name} does not exist, all available models: {known}."
         return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
 
-    async def upstreams(self, request: web.Request) -> web.Response:
+    async def upstreams(self, request: Request) -> Response:
         """The state of every upstream, and the number of waiting requests by model."""
         if refused := self._refused(request, self._admin_keys()):
             return refused
         shown = [self._show(u) for u in self._dispatcher.fleet]
-        return web.json_response({"upstreams": shown, "waiting": self._dispatcher.state.waiting()})
+        return _shown({"upstreams": shown, "waiting": self._dispatcher.state.waiting()})
 
-    async def add(self, request: web.Request) -> web.Response:
+    async def add(self, request: Request) -> Response:
         """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
         A field that is left out keeps its value. A new upstream has only the key given here."""
         return await self._change(request, "add")
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, request: Request) -> Response:
         """`{"url": …}`: sends it no new requests; running ones continue."""
         return await self._change(request, "drain")
 
-    async def remove(self, request: web.Request) -> web.Response:
+    async def remove(self, request: Request) -> Response:
         """`{"url": …}`: removes it; running requests continue."""
         return await self._change(request, "remove")
 
-    async def _change(self, request: web.Request, verb: str) -> web.Response:
+    async def _change(self, request: Request, verb: str) -> Response:
         if not self._config.admin_key:
             message = "Changes need an admin key: start the router with ADMIN_KEY."
             return errors.response(errors.invalid(message, 403, "admin_disabled"), request.path)
         if refused := self._refused(request, self._admin_keys()):
             return refused
+        given = await self._body(request)
+        if isinstance(given, Problem):
+            return errors.response(given, request.path)
         try:
-            body = _parsed(await request.read())
+            body = _parsed(given)
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
             spec = self._read_spec(body)
@@ -131,7 +139,21 @@ class Admin:
             if verb == "remove":
                 self._dispatcher.fleet.remove(spec.url)
         self._dispatcher.fleet_changed()
-        return web.json_response(self._show(upstream), status=201 if known is None else 200)
+        return _shown(self._show(upstream), 201 if known is None else 200)
+
+    async def _body(self, request: Request) -> bytes | Problem:
+        body = b""
+        try:
+            async with asyncio.timeout(self._config.client_idle):
+                while chunk := await request.body.read():
+                    body += chunk
+                    if len(body) > MAX_CHANGE_BYTES:
+                        return errors.invalid(f"The body exceeds {MAX_CHANGE_BYTES} bytes.", 413)
+        except BrokenBodyError as error:
+            return errors.broken_body(error)
+        except TimeoutError:
+            return errors.too_slow()
+        return body
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
@@ -144,8 +166,8 @@ class Admin:
         limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
         if type(limit) is not int or limit < 1:
             raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
-        if key is not None and not isinstance(key, str):
-            raise ValueError("api_key must be a string")
+        if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
+            raise ValueError("api_key must be a string of printable ASCII characters")
         return replace(spec, limit=limit, key=key)
 
     def _admin_keys(self) -> tuple[str, ...]:
@@ -153,7 +175,7 @@ class Admin:
         return (self._config.admin_key,) if self._config.admin_key else self._config.api_keys
 
     @staticmethod
-    def _refused(request: web.Request, keys: tuple[str, ...]) -> web.Response | None:
+    def _refused(request: Request, keys: tuple[str, ...]) -> Response | None:
         if not keys or holds_key(request, keys):
             return None
         message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
@@ -180,8 +202,12 @@ class Admin:
         }
 
 
-def _json(text: bytes) -> web.Response:
-    return web.Response(body=text, headers={"Content-Type": "application/json; charset=utf-8"})
+def _json(text: bytes) -> Response:
+    return Response(200, text, encoded({"Content-Type": "application/json; charset=utf-8"}))
+
+
+def _shown(value: object, status: int = 200) -> Response:
+    return replace(_json(json.dumps(value).encode()), status=status)
 
 
 def _parsed(body: bytes) -> Any:

@@ -5,10 +5,9 @@ And paths that could lead an upstream to others."""
 import re
 from urllib.parse import unquote
 
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
-
+from router.http.server import Request
 from router.rules.messages import errors
+from router.rules.messages.errors import Problem
 from web.browsers import HEADERS, Rules
 
 
@@ -17,16 +16,14 @@ def leads_elsewhere(path: str) -> bool:
     return not {".", ".."}.isdisjoint(re.split(r"[/\\]", unquote(path)))
 
 
-def guarded_by(rules: Rules) -> Middleware:
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        values = (",".join(request.headers.getall(name, ())) for name in HEADERS)
-        refused = rules.refusal(request.method, *values)
-        if refused is None and leads_elsewhere(request.rel_url.raw_path):
-            message = "The path must not contain the segments '.' and '..', encoded or not."
-            return errors.response(errors.invalid(message), request.path)
-        if refused is None:
-            return await handler(request)
-        return errors.response(errors.invalid(refused, 403, "forbidden"), request.path)
-
-    return check
+def refusal(rules: Rules, request: Request) -> Problem | None:
+    """Why a request is answered by nobody here; None if it is not refused."""
+    values = (request.headers.get(name).replace(", ", ",") for name in HEADERS)
+    refused = rules.refusal(request.method, *values)
+    if refused is not None:
+        return errors.invalid(refused, 403, "forbidden")
+    if leads_elsewhere(request.target.partition(b"?")[0].decode()):
+        return errors.invalid(
+            "The path must not contain the segments '.' and '..', encoded or not."
+        )
+    return None

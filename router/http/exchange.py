@@ -3,15 +3,10 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aiohttp import web
-
-from router.rules.messages.errors import Problem
+from router.http.server import Request
+from router.rules.messages.errors import Response
 from router.rules.request import RoutedRequest
 from telemetry.tracing import Traced
-
-
-class ClientGoneError(ConnectionError):
-    """The client closed its connection or stopped reading (aiohttp drops it quietly)."""
 
 
 class Attempt(NamedTuple):
@@ -24,10 +19,9 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ProxiedRequest:
-    """A client's request and its state. `sent`: the answer, once the router starts to send it.
-    `openai`: its errors are OpenAI's, whatever the path."""
+    """A client's request and its state. `openai`: its errors are OpenAI's, whatever the path."""
 
-    request: web.Request
+    request: Request
     started: float
     request_id: str
     model: str = ""
@@ -36,12 +30,11 @@ class ProxiedRequest:
     body: bytearray = field(default_factory=bytearray)
     buffered_bytes: int = 0  # of the body, and of an answer that is held back
     routed: RoutedRequest | None = None
-    sent: web.StreamResponse | None = None
+    takes_events: bool = False  # its answer has begun, and an error event may end it
     broken: str = ""
     writing: bool = False
     torn: bool = False  # a part of an event was passed on
     uploading: bool = False  # the router waits for the client's body
-    upload_problem: Problem | None = None
     first_byte_s: float = 0.0
     # `begun_s`: from arrival until the answer could be sent; `upstream_s`: the upstream's share.
     upstream_s: float = 0.0
@@ -56,4 +49,4 @@ class Failed:
     """A failed attempt that may be repeated elsewhere. `response`: for the client if it is not."""
 
     reason: str
-    response: web.Response
+    response: Response

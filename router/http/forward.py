@@ -4,27 +4,24 @@ Distinguishes a client that left from an upstream that failed. Independent of pl
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
-from yarl import URL
-
-from router.http.connections import set_waiting
-from router.http.exchange import Attempt, ClientGoneError, ProxiedRequest
+from router.http.client import Answer, Pool, UnreachableError
+from router.http.exchange import Attempt, ProxiedRequest
+from router.http.server import ClientGoneError
+from router.http.streams import BrokenBodyError, Stream
 from router.rules import responses
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem
+from router.rules.messages.headers import Headers, Pairs, encoded
 from router.rules.messages.sse import is_whole, whole_events
 from router.rules.request import AttemptEnd
 from router.rules.upstream import Upstream
 
-_OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
 _EVENTS = "text/event-stream"
-PIECE_BYTES = 256 * 1024  # a large body is written in pieces of this size
 
 
 class UpstreamFailedError(Exception):
@@ -43,12 +40,12 @@ class Passage:
 
     x: ProxiedRequest
     upstream: Upstream
-    answer: aiohttp.ClientResponse
+    answer: Answer
     clock: asyncio.Timeout
     idle_s: float
 
     def is_stream(self) -> bool:
-        return self.answer.content_type == _EVENTS and self.answer.status < 400
+        return self.answer.media_type == _EVENTS and self.answer.status < 400
 
     def split(self, data: bytes) -> tuple[bytes, bytes]:
         """What may be passed on of bytes that have arrived, and the rest: whole events of a stream,
@@ -59,45 +56,43 @@ class Passage:
         self.x.torn |= not is_whole(ready)
         return ready, rest
 
-    def headers(self) -> CIMultiDict[str]:
-        shown = headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
-        shown.update(self.x.limits)
-        return shown
+    def headers(self) -> Pairs:
+        """Those of the answer for the client. The router's own limits replace the upstream's."""
+        x, shown = self.x, self.answer.headers
+        if x.limits:
+            own = {name.lower().encode() for name in x.limits}
+            shown = Headers([pair for pair in shown.pairs if pair[0].lower() not in own])
+        return headers.to_client(shown, x.request_id, self.upstream.url) + encoded(x.limits)
 
     async def read(self) -> bytes:
         """The bytes of the body that have arrived; empty at its end."""
-        chunk = await self.answer.content.readany()
+        chunk = await self.answer.body.read()
         _put_off(self.clock, self.idle_s)
         return chunk
 
-    async def begin(self) -> None:
-        """Sends status and headers to the client, unless they were sent before."""
-        x = self.x
-        if x.sent is not None:
-            return
-        x.begun_s = asyncio.get_running_loop().time() - x.started
-        x.sent = web.StreamResponse(status=self.answer.status, headers=self.headers())
-        if not self.is_stream():  # an error event may lengthen it
-            x.sent.content_length = self.answer.content_length
-        await _to_client(x, x.sent.prepare(x.request))
-
     async def write(self, data: bytes) -> None:
-        assert self.x.sent is not None
-        await _to_client(self.x, self.x.sent.write(data))
+        """Sends status and headers to the client, unless they were sent before, and `data`."""
+        x = self.x
+        if x.request.status:
+            if data:
+                await _to_client(x, x.request.write(data))
+            return
+        x.begun_s = time.monotonic() - x.started
+        is_stream = self.is_stream()
+        x.takes_events = is_stream and headers.is_plain(self.answer.headers)
+        # an error event may lengthen a stream
+        length = None if is_stream else self.answer.content_length
+        await _to_client(x, x.request.begin(self.answer.status, self.headers(), length, data))
 
-    async def end(self) -> web.StreamResponse:
-        assert self.x.sent is not None
-        await _to_client(self.x, self.x.sent.write_eof())
-        return self.x.sent
+    async def end(self) -> None:
+        await _to_client(self.x, self.x.request.end())
 
 
 class Forwarder:
     """Sends clients' requests to upstreams."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, *, idle_s: float, drop_authorization: bool
-    ) -> None:
-        self._session = session
+    def __init__(self, pool: Pool, *, idle_s: float, drop_authorization: bool) -> None:
+        self._pool = pool
         self._idle_s = idle_s
         self._drop_authorization = drop_authorization
 
@@ -106,7 +101,7 @@ class Forwarder:
         self,
         x: ProxiedRequest,
         upstream: Upstream,
-        body: bytearray | aiohttp.StreamReader,
+        body: bytearray | Stream,
         limit_s: float,
     ) -> AsyncIterator[Passage]:
         """Sends the request and yields the answer, which must begin within `limit_s`. A body that
@@ -120,32 +115,26 @@ class Forwarder:
             drop_authorization=self._drop_authorization,
         )
         if x.request.path == responses.PATH:
-            sent[responses.MARK_HEADER] = responses.mark_of(upstream.url)
-        start_s = asyncio.get_running_loop().time()
+            sent.append((b"X-Upstream-Mark", responses.mark_of(upstream.url).encode()))
+        start_s = time.monotonic()
+        answer: Answer | None = None
         try:
             async with asyncio.timeout(limit_s) as clock, AsyncExitStack() as stack:
                 if x.trace is not None:
                     attributes = {"server.address": upstream.url}
-                    sent.update(stack.enter_context(x.trace.call("attempt", attributes)))
-                data: bytearray | AsyncIterator[bytes | memoryview]
-                if not isinstance(body, bytearray):
-                    data = _upload(x, body, clock, limit_s)
-                    if x.request.content_length is not None:
-                        sent["Content-Length"] = str(x.request.content_length)
-                elif len(body) > PIECE_BYTES:
-                    data = _in_pieces(body)
-                    sent["Content-Length"] = str(len(body))
-                else:
-                    data = body
-                async with self._session.request(
+                    own = encoded(stack.enter_context(x.trace.call("attempt", attributes)))
+                    names = {name for name, _ in own}
+                    sent = [pair for pair in sent if pair[0].lower() not in names] + own
+                arriving = _upload(x, body, clock, limit_s) if isinstance(body, Stream) else body
+                answer = await self._pool.ask(
                     x.request.method,
-                    URL(upstream.url + x.request.rel_url.raw_path_qs, encoded=True),
-                    data=data,
-                    headers=sent,
-                    skip_auto_headers=_OWN_HEADERS,
-                    allow_redirects=False,
-                ) as answer:
-                    yield Passage(x, upstream, answer, clock, self._idle_s)
+                    upstream.url,
+                    x.request.target,
+                    sent,
+                    arriving,
+                    x.request.content_length,
+                )
+                yield Passage(x, upstream, answer, clock, self._idle_s)
         except ClientGoneError:
             raise
         except TimeoutError as error:
@@ -153,27 +142,29 @@ class Forwarder:
                 raise ClientGoneError from None
             if x.uploading:
                 raise _bad_upload(errors.too_slow()) from None
-            raise _silent(x, upstream, error) from error
-        except (aiohttp.ClientError, OSError) as error:
-            if x.upload_problem is not None:
-                raise _bad_upload(x.upload_problem) from None
+            raise _silent(x, upstream) from error
+        except OSError as error:
+            if isinstance(error, BrokenBodyError):
+                raise _bad_upload(errors.broken_body(error)) from None
             raise _broken(upstream, error) from error
         finally:
-            end_s = x.passed_s if x.passed_s is not None else asyncio.get_running_loop().time()
+            if answer is not None:
+                self._pool.done(answer)
+            end_s = x.passed_s if x.passed_s is not None else time.monotonic()
             x.attempts.append(Attempt(upstream.url, start_s, end_s))
 
     async def relay(
         self,
         x: ProxiedRequest,
         upstream: Upstream,
-        body: bytearray | aiohttp.StreamReader,
+        body: bytearray | Stream,
         limit_s: float,
-    ) -> web.StreamResponse | Problem:
+    ) -> Problem | None:
         """Sends the request, and passes the answer on as it arrives. Returns a Problem if nothing
         has reached the client. Raises ClientGoneError."""
         try:
             async with self.send(x, upstream, body, limit_s) as passage:
-                await passage.begin()
+                await passage.write(b"")
                 rest = b""
                 while chunk := await passage.read():
                     ready, rest = passage.split(rest + chunk)
@@ -181,48 +172,41 @@ class Forwarder:
                         await passage.write(ready)
                 if rest:
                     await passage.write(rest)
-                return await passage.end()
+                await passage.end()
         except UpstreamFailedError as failure:
             x.broken = str(failure)
-            if x.sent is None:
+            if not x.request.status:
                 return failure.problem
-            return await self.break_off(x, failure.problem)
+            await self.break_off(x, failure.problem)
+        return None
 
-    async def break_off(self, x: ProxiedRequest, problem: Problem) -> web.StreamResponse:
+    async def break_off(self, x: ProxiedRequest, problem: Problem) -> None:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""
-        assert x.sent is not None
-        is_plain = headers.is_plain(x.sent.headers)
-        if x.sent.content_type != _EVENTS or not is_plain or x.torn:
-            if x.request.transport is not None:
-                x.request.transport.abort()
+        if not x.takes_events or x.torn:
+            x.request.abort()
             raise ClientGoneError
         event = b"data: " + errors.body_of(problem, x.request.path) + b"\n\n"
         try:
             async with asyncio.timeout(self._idle_s):
-                await _to_client(x, x.sent.write(event))
-                await _to_client(x, x.sent.write_eof())
+                await _to_client(x, x.request.write(event))
+                await _to_client(x, x.request.end())
         except TimeoutError:
             raise ClientGoneError from None
-        return x.sent
 
 
-def _silent(x: ProxiedRequest, upstream: Upstream, error: TimeoutError) -> UpstreamFailedError:
-    if isinstance(error, aiohttp.ServerTimeoutError):  # while connecting
-        problem = errors.upstream_failed("The server could not be reached in time.")
-        reason = f"{upstream.url} could not be reached in time"
-        return UpstreamFailedError(reason, problem, AttemptEnd.UNREACHABLE)
+def _silent(x: ProxiedRequest, upstream: Upstream) -> UpstreamFailedError:
     # A long response may begin late, and a server may pause a deferred one. Any other stream that
     # has begun must continue.
     deferred = x.routed is not None and x.routed.deferred
-    outcome = AttemptEnd.FAILURE if x.sent is not None and not deferred else AttemptEnd.SLOW
+    outcome = AttemptEnd.FAILURE if x.request.status and not deferred else AttemptEnd.SLOW
     problem = errors.upstream_failed("The server was silent for too long.", 504)
     return UpstreamFailedError(f"{upstream.url} was silent for too long", problem, outcome)
 
 
-def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> UpstreamFailedError:
+def _broken(upstream: Upstream, error: OSError) -> UpstreamFailedError:
     reason = f"{upstream.url} failed: {error or type(error).__name__}"
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, UnreachableError):
         problem = errors.upstream_failed("The server could not be reached.")
         return UpstreamFailedError(reason, problem, AttemptEnd.UNREACHABLE)
     problem = errors.upstream_failed("The server failed before its response was complete.")
@@ -233,26 +217,13 @@ def _bad_upload(problem: Problem) -> UpstreamFailedError:
     return UpstreamFailedError(problem.message, problem, AttemptEnd.DEPARTED)
 
 
-async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
-    """Yields a large body in pieces: the transport would copy a whole body at once, and all other
-    requests would wait."""
-    with memoryview(body) as view:
-        for at in range(0, len(view), PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
-
-
 async def _upload(
-    x: ProxiedRequest, body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
+    x: ProxiedRequest, body: Stream, clock: asyncio.Timeout, idle_s: float
 ) -> AsyncIterator[bytes]:
     while True:
         x.uploading = True
-        try:
-            chunk = await body.readany()
-        except web.RequestPayloadError as error:
-            x.upload_problem = errors.broken_body(error)
-            raise
+        chunk = await body.read()
         x.uploading = False
-        set_waiting(x.request, bool(chunk))
         _put_off(clock, idle_s)
         if not chunk:
             return
@@ -265,10 +236,7 @@ def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
 
 async def _to_client(x: ProxiedRequest, writing: Awaitable[object]) -> None:
     """Writes to the client. Sets `writing`, so that a timeout is known to be the client's."""
-    x.passed_s = asyncio.get_running_loop().time()
+    x.passed_s = time.monotonic()
     x.writing = True
-    try:
-        await writing
-    except OSError:
-        raise ClientGoneError from None
+    await writing
     x.writing = False

@@ -8,12 +8,11 @@ router does not keep their bodies.
 
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from router.config import ANY
 from router.dispatching import AsyncDispatcher
 from router.http.exchange import ProxiedRequest
 from router.http.forward import Forwarder
+from router.http.server import Request
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
 from router.rules.responses import PATH as RESPONSES
@@ -44,12 +43,12 @@ class JobRelay:
         self._default_model = default_model
         self._idle_s = idle_s
 
-    async def forward(self, x: ProxiedRequest) -> web.StreamResponse | Problem:
+    async def forward(self, x: ProxiedRequest) -> Problem | None:
         """Returns a Problem if nothing has reached the client. Raises ClientGoneError."""
         upstream = self._choose(x.request)
         if isinstance(upstream, Problem):
             return upstream
-        body = x.request.content if x.request.can_read_body else bytearray()
+        body = x.request.body if x.request.has_body else bytearray()
         return await self._forwarder.relay(x, upstream, body, self._idle_s)
 
     def keeper(self, response_id: str) -> Upstream | None:
@@ -57,7 +56,7 @@ class JobRelay:
         since the response was not made through a router."""
         return None if self._upstream == ANY else self._dispatcher.fleet.keeper(response_id)
 
-    def _choose(self, request: web.BaseRequest) -> Upstream | Problem:
+    def _choose(self, request: Request) -> Upstream | Problem:
         if not self._upstream and not request.path.startswith(RESPONSES):
             message = (
                 "This router does not serve files and batches: BATCH_UPSTREAM is not set. "
@@ -74,7 +73,7 @@ class JobRelay:
             return errors.unavailable(message, "no_upstream_ready")
         return min(usable, key=lambda upstream: upstream.in_flight)
 
-    def _candidates(self, request: web.BaseRequest) -> Sequence[Upstream] | Problem:
+    def _candidates(self, request: Request) -> Sequence[Upstream] | Problem:
         fleet = self._dispatcher.fleet
         if request.path.startswith(RESPONSES):
             keeper = self.keeper(id_in(request.path))

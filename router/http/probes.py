@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from router import log
 from router.dispatching import AsyncDispatcher
+from router.http.client import Answer, Pool
+from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import Spec, Upstream
 
 AGAIN_S = 1.0  # between probes of an upstream that is not ready
@@ -48,10 +49,10 @@ def parse_models(body: bytes) -> dict[str, bytes]:
     return models
 
 
-async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+async def _whole(answer: Answer) -> bytes:
     """The body. Raises ValueError if it is too long."""
     body = bytearray()
-    while chunk := await answer.content.readany():
+    while chunk := await answer.body.read():
         body += chunk
         if len(body) > MAX_LIST_BYTES:
             raise ValueError(f"its /v1/models is longer than {MAX_LIST_BYTES} bytes")
@@ -64,14 +65,14 @@ class Prober:
     def __init__(
         self,
         dispatcher: AsyncDispatcher,
-        session: aiohttp.ClientSession,
+        pool: Pool,
         interval_s: float,
         timeout_s: float,
     ) -> None:
         self._dispatcher = dispatcher
-        self._session = session
+        self._pool = pool
         self._interval_s = interval_s
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._names: list[Spec] = []
         self._wake = asyncio.Event()
 
@@ -143,6 +144,16 @@ class Prober:
         specs = [replace(spec, url=url, dns=False) for url in sorted(set(urls))]
         self._dispatcher.fleet.reconcile(f"dns+{spec.url}", specs)
 
+    async def _get(self, origin: str, path: str, headers: Pairs) -> bytes:
+        """Raises OSError, and ValueError if the answer is not 200 or too long."""
+        answer = await self._pool.ask("GET", origin, path.encode(), headers)
+        try:
+            if answer.status != 200:
+                raise ValueError(f"its {path} returned {answer.status}")
+            return await _whole(answer)
+        finally:
+            self._pool.done(answer)
+
     async def _probe(self, upstream: Upstream) -> None:
         request_headers = {"Accept-Encoding": "identity"}
         if upstream.spec.key is not None:
@@ -152,21 +163,15 @@ class Prober:
         before = (upstream.probed, upstream.ready)
         begun = self._dispatcher.now()
         try:
-            async with self._session.get(
-                upstream.url + path,
-                headers=request_headers,
-                timeout=self._timeout,
-                allow_redirects=False,
-            ) as answer:
-                if answer.status != 200:
-                    raise ValueError(f"its {path} returned {answer.status}")
-                models = (
-                    {m: msgspec.json.encode({"id": m, "object": "model"}) for m in declared}
-                    if declared
-                    else parse_models(await _whole(answer))
-                )
+            async with asyncio.timeout(self._timeout_s):
+                body = await self._get(upstream.url, path, encoded(request_headers))
+            models = (
+                {m: msgspec.json.encode({"id": m, "object": "model"}) for m in declared}
+                if declared
+                else parse_models(body)
+            )
         except TimeoutError:
-            error = f"no response in {self._timeout.total:g} s"
+            error = f"no response in {self._timeout_s:g} s"
             upstream.probe_failed(error, timed_out=True)
         except Exception as failure:  # whatever one upstream sends, the others are probed
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)

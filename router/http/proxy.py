@@ -3,26 +3,26 @@
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
-
-from aiohttp import web
 
 from router import log
 from router.config import RouterConfig, aliased
 from router.dispatching import AsyncDispatcher
-from router.http.connections import set_waiting
-from router.http.exchange import ClientGoneError, Failed, ProxiedRequest
+from router.http.exchange import Failed, ProxiedRequest
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
+from router.http.server import ClientGoneError, Request
+from router.http.streams import BrokenBodyError
 from router.http.telemetry import RequestTelemetry
 from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
 from router.rules.load import RequestWork
 from router.rules.messages import errors, headers
-from router.rules.messages.errors import Problem
+from router.rules.messages.errors import Problem, Response
 from router.rules.messages.request_body import (
     RequestBody,
     parse_body,
@@ -38,16 +38,17 @@ BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
 SESSION, USER, PRIORITY = "X-Session-Id", "X-User-Id", "X-Priority"
 
+ENGINE = re.compile("/v1/engines/(.+)/completions")
 # TGI's clients send these names to a server of one model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
 
 
-def key_of(request: web.Request) -> bytes:
+def key_of(request: Request) -> bytes:
     """The request's bearer token, whose bytes may be any."""
-    return bearer_key(request.headers.get("Authorization", "")).encode(errors="surrogateescape")
+    return bearer_key(request.headers.get("Authorization")).encode(errors="surrogateescape")
 
 
-def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
+def holds_key(request: Request, keys: tuple[str, ...]) -> bool:
     return is_valid(key_of(request), keys)
 
 
@@ -103,37 +104,38 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Response | None:
         """Answers one inference request, whatever happens. If the client leaves, its place and its
         memory are freed."""
         return await self._handle(request, self._infer)
 
-    async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
+    async def handle_jobs(self, request: Request) -> Response | None:
         """The same for a request about files, batches or stored responses."""
         return await self._handle(request, self._forward)
 
-    async def handle_tokens(self, request: web.Request) -> web.StreamResponse:
+    async def handle_tokens(self, request: Request) -> Response | None:
         """The same for a text that is to become tokens, or the reverse."""
         return await self._handle(request, self._tokenize)
 
     async def _handle(
         self,
-        request: web.Request,
-        answer: Callable[[ProxiedRequest], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
+        request: Request,
+        answer: Callable[[ProxiedRequest], Awaitable[Response | None]],
+    ) -> Response | None:
         given = request.headers.get(HEADER)
         x = ProxiedRequest(request, self._dispatcher.now(), request_id(given, prefix="req-"))
         if self._tracing is not None:
-            x.trace = self._tracing.serve(request.method, request.headers, time.time_ns())
+            x.trace = self._tracing.serve(
+                request.method, dict(request.headers.items()), time.time_ns()
+            )
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        set_waiting(request, True)
         status = 499  # nginx logs this for a client that left
         try:
             problem = self._not_let_in(x)
             response = await answer(x) if problem is None else self._refuse(x, problem)
-            status = response.status
+            status = response.status if response is not None else request.status
             return response
         except ClientGoneError:
             self._metrics.departed.inc()
@@ -152,7 +154,6 @@ class Proxy:
             return await self._abandon(x, broken)
         finally:
             self._tasks.discard(task)
-            set_waiting(request, True)
             if self.draining and not self._tasks:
                 self._idle.set()
             self._buffers.release_all(x)
@@ -169,17 +170,16 @@ class Proxy:
             return errors.no_key("A valid API key is required.")
         return None
 
-    async def _forward(self, x: ProxiedRequest) -> web.StreamResponse:
-        set_waiting(x.request, x.request.can_read_body)
-        answer = await self._jobs.forward(x)
-        return self._refuse(x, answer) if isinstance(answer, Problem) else answer
+    async def _forward(self, x: ProxiedRequest) -> Response | None:
+        problem = await self._jobs.forward(x)
+        return None if problem is None else self._refuse(x, problem)
 
-    async def _tokenize(self, x: ProxiedRequest) -> web.StreamResponse:
+    async def _tokenize(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
-        answer = body if isinstance(body, Problem) else await self._tokens.forward(x)
-        return self._refuse(x, answer) if isinstance(answer, Problem) else answer
+        problem = body if isinstance(body, Problem) else await self._tokens.forward(x)
+        return None if problem is None else self._refuse(x, problem)
 
-    async def _infer(self, x: ProxiedRequest) -> web.StreamResponse:
+    async def _infer(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
         if isinstance(body, Problem):
             return self._refuse(x, body)
@@ -229,14 +229,14 @@ class Proxy:
         try:
             async with asyncio.timeout(self._config.client_idle):
                 problem = await self._read_body(x)
-        except web.RequestPayloadError as error:
+        except BrokenBodyError as error:
             return errors.broken_body(error)
         except TimeoutError:
             return errors.too_slow()
         if problem is not None:
             return problem
-        set_waiting(x.request, False)
-        named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
+        engine = ENGINE.fullmatch(x.request.path)
+        named = engine[1] if engine else x.request.headers.get("X-Model") or None
         try:
             body = parse_body(x.body, named)
         except ValueError as error:
@@ -277,7 +277,7 @@ class Proxy:
         while announced <= limit and x.buffered_bytes <= limit:
             if not self._buffers.fits(announced - x.buffered_bytes):
                 return errors.buffers_full()
-            chunk = await x.request.content.readany()
+            chunk = await x.request.body.read()
             if not chunk:
                 return None
             if not self._buffers.take(x, len(chunk)):
@@ -285,11 +285,12 @@ class Proxy:
             x.body += chunk
         return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
 
-    async def _abandon(self, x: ProxiedRequest, problem: Problem) -> web.StreamResponse:
+    async def _abandon(self, x: ProxiedRequest, problem: Problem) -> Response | None:
         """Sends an error instead of the answer, or at the end of an answer that has begun."""
-        if x.sent is None:
+        if not x.request.status:
             return self._refuse(x, problem)
-        return await self._forwarder.break_off(x, problem)
+        await self._forwarder.break_off(x, problem)
+        return None
 
     def _explain(self, routed: RoutedRequest) -> Problem:
         reason = routed.refusal
@@ -308,8 +309,7 @@ class Proxy:
         return errors.unavailable(message, "no_upstream_ready")
 
     @staticmethod
-    def _refuse(x: ProxiedRequest, problem: Problem) -> web.Response:
+    def _refuse(x: ProxiedRequest, problem: Problem) -> Response:
         response = errors.response(problem, x.request.path, openai=x.openai)
-        response.headers[HEADER] = x.request_id
-        response.headers.update(x.limits)
+        response.headers += headers.encoded({HEADER: x.request_id, **x.limits})
         return response

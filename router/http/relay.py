@@ -5,8 +5,6 @@ A failure before the first byte reaches the client is returned as `Failed`, so t
 be retried on another server. A later failure ends the client's answer in a recognisable way.
 """
 
-from aiohttp import web
-
 from router.dispatching import AsyncDispatcher
 from router.http.exchange import Failed, ProxiedRequest
 from router.http.forward import Forwarder, Passage, UpstreamFailedError
@@ -15,6 +13,7 @@ from router.rules.buffers import BufferLimit
 from router.rules.load import HEADER as LOAD_HEADER
 from router.rules.load import usage_in
 from router.rules.messages import errors, headers
+from router.rules.messages.errors import Response
 from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Upstream
 
@@ -46,27 +45,29 @@ class Relay:
 
     async def attempt(
         self, x: ProxiedRequest, routed: RoutedRequest, upstream: Upstream
-    ) -> web.StreamResponse | Failed:
-        """Runs a placed request. Frees its place as soon as the upstream is done. Raises
-        ClientGoneError."""
+    ) -> Response | Failed | None:
+        """Runs a placed request. Frees its place as soon as the upstream is done. Returns the
+        answer, unless it was passed on. Raises ClientGoneError."""
         limit_s = self._first_byte_limit_s
         try:
             async with self._forwarder.send(x, upstream, x.body, limit_s) as passage:
                 if passage.is_stream():
-                    return await self._flow(passage, routed)
+                    await self._flow(passage, routed)
+                    return None
                 return await self._whole(passage, routed)
         except UpstreamFailedError as failure:
             if routed.state is RequestState.PLACED:
                 self._dispatcher.release(routed, failure.outcome)
-            if x.sent is None:
+            if not x.request.status:
                 response = errors.response(failure.problem, x.request.path)
-                response.headers["X-Request-Id"] = x.request_id
+                response.headers.append((b"X-Request-Id", x.request_id.encode()))
                 return Failed(str(failure), response)
             x.broken = str(failure)
             self._metrics.broken.labels(upstream.url, x.model).inc()
-            return await self._forwarder.break_off(x, failure.problem)
+            await self._forwarder.break_off(x, failure.problem)
+            return None
 
-    async def _whole(self, passage: Passage, routed: RoutedRequest) -> web.StreamResponse | Failed:
+    async def _whole(self, passage: Passage, routed: RoutedRequest) -> Response | Failed | None:
         """Holds an answer back until it is complete; passes it on as it arrives if it is long."""
         x, body = passage.x, b""
         outcome = outcome_of(passage.answer.status)
@@ -78,19 +79,18 @@ class Relay:
                 self._first_byte(passage, routed)
             body += chunk
             if len(body) > HOLD_BYTES or not self._buffers.take(x, len(chunk)):
-                return await self._flow(passage, routed, body)
+                await self._flow(passage, routed, body)
+                return None
         if not body:
             self._first_byte(passage, routed)
         self._done(passage, routed, outcome, body)
         x.begun_s = self._dispatcher.now() - x.started
-        response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
+        response = Response(passage.answer.status, body, passage.headers())
         if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
             return response
         return Failed(f"{passage.upstream.url} answered {passage.answer.status}", response)
 
-    async def _flow(
-        self, passage: Passage, routed: RoutedRequest, came: bytes = b""
-    ) -> web.StreamResponse:
+    async def _flow(self, passage: Passage, routed: RoutedRequest, came: bytes = b"") -> None:
         """Passes an answer on as it arrives. `came`: bytes that have arrived already."""
         began, rest, tail = bool(came), b"", b""
         while chunk := came or await passage.read():
@@ -102,13 +102,10 @@ class Relay:
             if ready:
                 routed.work.proceed(ready.count(EVENT))
                 tail = (tail + ready)[-TAIL_BYTES:]
-                await passage.begin()
                 await passage.write(ready)
         self._done(passage, routed, outcome_of(passage.answer.status), tail + rest)
-        await passage.begin()
-        if rest:
-            await passage.write(rest)
-        return await passage.end()
+        await passage.write(rest)
+        await passage.end()
 
     def _first_byte(self, passage: Passage, routed: RoutedRequest) -> None:
         if routed.state is not RequestState.PLACED:
@@ -125,7 +122,7 @@ class Relay:
         """`came`: the answer, or its end."""
         if routed.state is not RequestState.PLACED:
             return
-        if passage.x.sent is None:
+        if not passage.x.request.status:
             passage.x.upstream_s = self._dispatcher.now() - routed.placed_at
         pause_s = None
         if outcome is AttemptEnd.BUSY:

@@ -9,9 +9,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
 from router.rules.limits import OverLimit, duration
+from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import half
 
 TGI_PATHS = ("/", "/tokenize", "/chat_tokenize")
@@ -27,6 +26,15 @@ class Problem:
     message: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Response:
+    """A complete answer."""
+
+    status: int
+    body: bytes = b""
+    headers: Pairs = field(default_factory=list)
 
 
 def invalid(message: str, status: int = 400, code: str = "invalid_request") -> Problem:
@@ -111,10 +119,7 @@ def body_of(problem: Problem, path: str, *, openai: bool = False) -> bytes:
     return json.dumps(shape).encode()
 
 
-def response(problem: Problem, path: str, *, openai: bool = False) -> web.Response:
+def response(problem: Problem, path: str, *, openai: bool = False) -> Response:
     """The complete error answer."""
-    return web.Response(
-        status=problem.status,
-        body=body_of(problem, path, openai=openai),
-        headers={"Content-Type": "application/json", **problem.headers},
-    )
+    headers = encoded({"Content-Type": "application/json", **problem.headers})
+    return Response(problem.status, body_of(problem, path, openai=openai), headers)

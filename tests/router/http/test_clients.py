@@ -10,9 +10,10 @@ from contextlib import suppress
 
 import pytest
 import requests
-from aiohttp import web
 
-from router.http.connections import Connections, set_waiting
+from router.http.connections import Connections
+from router.http.server import Request
+from router.rules.messages.errors import Response
 from tests.router.conftest import Net, Pair, RouterProcess
 from tests.support.process import PATIENCE_S, closed_at_end, eventually
 from tests.support.wire import all_of, head, post
@@ -122,13 +123,12 @@ def test_the_connection_that_has_waited_longest_for_its_client_goes_first() -> N
     async def check() -> None:
         arrived, go_on = asyncio.Event(), asyncio.Event()
 
-        async def answer(request: web.BaseRequest) -> web.Response:
-            set_waiting(request, False)
+        async def answer(request: Request) -> Response:
             arrived.set()
             await go_on.wait()
-            return web.Response(text="done")
+            return Response(200, b"done")
 
-        most_two = Connections(web.Server(answer), 2, 60)
+        most_two = Connections(answer, lambda request, headers: [], 2, 60)
         listener = await asyncio.get_running_loop().create_server(most_two, "127.0.0.1", 0)
         address = listener.sockets[0].getsockname()
         async with asyncio.timeout(60):

@@ -1,0 +1,115 @@
+"""Which handler answers a request, and what every request and every answer passes through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+
+from router.config import RouterConfig
+from router.http.admin import Admin
+from router.http.browsers import refusal
+from router.http.jobs import PATHS
+from router.http.proxy import ENGINE, Proxy
+from router.http.server import CONTINUE, Request
+from router.http.tokens import PATHS as TOKEN_PATHS
+from router.rules.messages import errors
+from router.rules.messages.errors import Response
+from router.rules.messages.headers import Pairs, encoded
+from router.rules.responses import PATH as RESPONSES
+from web.browsers import Rules, own_names, response_headers
+from web.requests import HEADER, Pace, is_paced, request_id
+
+Handler = Callable[[Request], Awaitable[Response | None]]
+GENERATING = ("/", "/inference", "/generate", "/generate_stream")
+
+
+class Routes:
+    """`stop`: refusals are no longer late."""
+
+    def __init__(
+        self, config: RouterConfig, proxy: Proxy, admin: Admin, stop: asyncio.Event
+    ) -> None:
+        self._proxy = proxy
+        self._own: dict[tuple[str, str], Handler] = {**admin.routes()}
+        self._origins = {config.cors_origin} - {""}
+        self._stop = stop
+        self._pace = Pace()
+        self._rules = Rules(
+            keys=config.api_keys,
+            # asks for them only where they count: a resolver without a network delays the start
+            names={*(() if config.api_keys else own_names()), config.host, *config.allow_hosts},
+            origins=[config.cors_origin],
+            key_option="--api-keys",
+            origins_option="--cors-origin",
+        )
+
+    async def answer(self, request: Request) -> Response | None:
+        """The answer; None if it was passed on already."""
+        problem = refusal(self._rules, request)
+        if problem is None and request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+            message = "The header Expect may be 100-continue."
+            problem = errors.invalid(message, 417, "expectation_failed")
+        if problem is None:
+            response = await self.handler(request.method, request.path)(request)
+        else:
+            response = errors.response(problem, request.path)
+        if response is not None and is_paced(response.status):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.late_s(request.remote)):
+                    await self._stop.wait()
+        return response
+
+    def handler(self, method: str, path: str) -> Handler:
+        own = "GET" if method == "HEAD" else method
+        if found := self._own.get((own, path)):
+            return found
+        for (allowed, prefix), handler in self._own.items():
+            if prefix.endswith("/") and own == allowed and _below(path, prefix):
+                return handler
+        if method in ("GET", "POST", "DELETE"):
+            if path in PATHS or any(_below(path, f"{kept}/") for kept in PATHS):
+                return self._proxy.handle_jobs
+            if _below(path, f"{RESPONSES}/") and (method, path) != (
+                "POST", f"{RESPONSES}/input_tokens",  # its body names the server
+            ):  # fmt: skip
+                return self._proxy.handle_jobs
+        if method == "POST":
+            if _below(path, "/v1/") or path in GENERATING or ENGINE.fullmatch(path):
+                return self._proxy.handle
+            if path in TOKEN_PATHS:
+                return self._proxy.handle_tokens
+        return _preflight if method == "OPTIONS" and self._origins else _nowhere
+
+    def own_headers(self, request: Request, headers: Pairs) -> Pairs:
+        """What an answer gets beside its own headers."""
+        given = {name.lower() for name, _ in headers}
+        own: dict[str, str] = {}
+        if b"x-request-id" not in given:
+            own[HEADER] = request_id(request.headers.get(HEADER), prefix="req-")
+        if b"date" not in given:
+            own["Date"] = formatdate(usegmt=True)
+        if self._origins:
+            granted, vary = response_headers(self._origins, request.method, _optional(request))
+            own |= granted
+            if vary:
+                own["Vary"] = ", ".join(sorted(vary))
+        return encoded(own)
+
+
+def _below(path: str, prefix: str) -> bool:
+    return path.startswith(prefix) and len(path) > len(prefix)
+
+
+def _optional(request: Request) -> Callable[[str], str | None]:
+    return lambda name: request.headers.get(name) or None
+
+
+async def _preflight(request: Request) -> Response:
+    return Response(204)
+
+
+async def _nowhere(request: Request) -> Response:
+    message = f"There is no {request.method} {request.path} here."
+    return errors.response(errors.invalid(message, 404, "not_found"), request.path)

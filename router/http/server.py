@@ -1,0 +1,412 @@
+"""A client's connection: HTTP/1.1, one request after the other. llhttp reads the requests,
+strictly: what two servers could understand differently is refused.
+
+A client that falls behind in reading must read at a least rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from http.client import responses as PHRASES
+from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
+
+import httptools
+
+from router import log
+from router.http.streams import BrokenBodyError, Stream
+from router.rules.messages import errors
+from router.rules.messages.errors import Problem, Response
+from router.rules.messages.headers import Headers, Pairs
+
+if TYPE_CHECKING:
+    from router.http.connections import Connections
+
+MAX_LINE_BYTES = 32 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MOST_AHEAD = 16  # requests that a client may send before it has the answer to an earlier one
+MOST_AHEAD_AT_ONCE = 1024  # that arrive with one piece, whose reading cannot be paused
+BYTES_PER_S = 64 * 1024  # that a client must read
+# How long the rest of a refused body is read, so that the client sees the refusal.
+LINGER_S = 2.0
+CONTINUE = "100-continue"
+_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+
+class ClientGoneError(ConnectionError):
+    """The client closed its connection or stopped reading."""
+
+
+class RefusedError(Exception):
+    """The request cannot be read any further."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class Request:
+    """A client's request, whose body may still be arriving, and its answer. `target`: path and
+    query as they came; `path`: decoded. `status`: of the answer, once it has begun."""
+
+    __slots__ = (
+        "_chunked", "_connection", "_expects", "body", "content_length", "has_body", "headers",
+        "is_http11", "keep_alive", "method", "path", "refusal", "remote", "status", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, method: str, target: bytes, headers: Headers
+    ) -> None:
+        self._connection = connection
+        self._chunked = False
+        self._expects = headers.get("Expect").lower() == CONTINUE
+        self.method = method
+        self.headers = headers
+        self.body = Stream(connection.read_or_pause, self._waits)
+        self.target = target
+        self.path = unquote(target.partition(b"?")[0].decode("ascii"))
+        self.remote = connection.remote
+        self.refusal: Problem | None = None
+        self.is_http11 = True
+        self.keep_alive = False
+        self.has_body = False
+        self.content_length: int | None = None
+        self.status = 0
+
+    async def begin(
+        self, status: int, headers: Pairs, length: int | None, data: bytes = b""
+    ) -> None:
+        """Sends status, headers and the first bytes of the body. `length`: of the body; None: it is
+        not known. Raises ClientGoneError."""
+        self.status = status
+        bodiless = status in (204, 304)
+        self._chunked = length is None and self.is_http11 and not bodiless
+        if not self.body.is_whole or (length is None and not self._chunked and not bodiless):
+            self.keep_alive = False
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, PHRASES.get(status, "").encode())]
+        headers = headers + self._connection.connections.own_headers(self, headers)
+        lines += [b"%b: %b\r\n" % pair for pair in headers]
+        if self._chunked:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        elif length is not None and not bodiless:
+            lines.append(b"Content-Length: %d\r\n" % length)
+        if not self.keep_alive:
+            lines.append(b"Connection: close\r\n")
+        elif not self.is_http11:
+            lines.append(b"Connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        if data and self.method != "HEAD":
+            lines.append(self._framed(data))
+        await self._connection.write(b"".join(lines))
+
+    async def write(self, data: bytes) -> None:
+        """Sends more of the body. Raises ClientGoneError."""
+        if self.method != "HEAD":
+            await self._connection.write(self._framed(data))
+
+    async def end(self) -> None:
+        """Ends the body. Raises ClientGoneError."""
+        if self._chunked and self.method != "HEAD":
+            await self._connection.write(b"0\r\n\r\n")
+
+    async def send(self, response: Response) -> None:
+        await self.begin(response.status, response.headers, len(response.body), response.body)
+
+    def abort(self) -> None:
+        """Closes the connection, before the answer's end."""
+        self._connection.drop()
+
+    def _waits(self, waits: bool) -> None:
+        """Whether the router waits for more of the body."""
+        if waits and self._expects and self.is_http11 and not self.status:
+            self._expects = False
+            self._connection.send_now(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._connection.set_waiting(waits)
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+
+class Connection(asyncio.Protocol):
+    """A client's. One that has fallen behind in reading has `patience_s` seconds, and a second more
+    for each `BYTES_PER_S` bytes that it reads."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.connections = connections
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self.remote = ""
+        # the head that is being read
+        self._target = b""
+        self._pairs: Pairs = []
+        self._head_bytes = 0
+        self._in_head = False
+        self._replays = False
+        self._arriving: Request | None = None  # its body is being read
+        self._requests: deque[Request] = deque()  # the first is being answered
+        self._task: asyncio.Task[None] | None = None
+        self._deaf = False  # what comes is not read any more
+        self._paused = False
+        self._behind = False  # the client, in reading
+        self._drained: asyncio.Future[None] | None = None
+        self._left_s = connections.patience_s
+        self._changed_s = 0.0  # when it last fell behind or caught up
+        self._limit: asyncio.TimerHandle | None = None
+
+    # --- the transport -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.remote = peer[0] if peer else ""
+        # any byte that the socket does not accept counts as behind, also after the response's end
+        self._transport.set_write_buffer_limits(high=0)
+        self.connections.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._transport = None
+        if self._limit is not None:
+            self._limit.cancel()
+        self._catch_up()
+        for request in self._requests:
+            request.body.fail(BrokenBodyError("The client left."))
+        if self._task is not None:
+            self._task.cancel()
+        del self._parser  # it refers to this object, too
+        self.connections.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        begun = self._in_head
+        try:
+            self._parse(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, RefusedError):
+                log.LOGGER.exception("internal error")
+                self.drop()
+                return
+            self._refuse(cause.problem)
+        except httptools.HttpParserError as error:
+            self._refuse(errors.invalid(f"The request is malformed: {error}"))
+        else:
+            if begun and self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._refuse(_head_too_long())
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken here, so the request counts without its wish for one. The
+            # parser has skipped its body: another one reads it.
+            request, self._replays = self._arriving, True
+            assert request is not None
+            head = b"POST / HTTP/1.1\r\n"
+            if request.content_length is not None:
+                head += b"Content-Length: %d\r\n" % request.content_length
+            elif request.has_body:
+                head += b"Transfer-Encoding: chunked\r\n"
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head + b"\r\n")
+            if rest := data[upgrade.args[0] :]:
+                self._parse(rest)
+
+    def pause_writing(self) -> None:
+        transport, now = self._transport, self._loop.time()
+        if transport is None:
+            return
+        self._behind = True
+        self._left_s = min(self.connections.patience_s, self._left_s + now - self._changed_s)
+        self._left_s += transport.get_write_buffer_size() / BYTES_PER_S
+        self._changed_s = now
+        self._limit = self._loop.call_later(self._left_s, transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._left_s -= self._loop.time() - self._changed_s
+            self._changed_s = self._loop.time()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._behind = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the client has read enough. Raises ClientGoneError."""
+        self.send_now(data)
+        if self._behind:
+            self._drained = self._loop.create_future()
+            await self._drained
+            if self._transport is None:
+                raise ClientGoneError
+
+    def send_now(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise ClientGoneError
+        self._transport.write(data)
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Closes it if no request is being answered."""
+        if self._transport is not None and not self._requests:
+            self._transport.close()
+
+    # --- what the parser calls ---------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._replays:
+            return
+        self._target, self._pairs, self._head_bytes, self._in_head = b"", [], 0, True
+        if not self._requests:
+            self.set_waiting(True)
+        elif len(self._requests) > MOST_AHEAD_AT_ONCE:
+            raise RefusedError(errors.invalid("Too many requests before an answer."))
+
+    def on_url(self, url: bytes) -> None:
+        if self._replays:
+            return
+        self._target += url
+        if len(self._target) > MAX_LINE_BYTES:
+            raise RefusedError(_head_too_long())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # it stands behind a body in chunks
+        self._pairs.append((name, value))
+        self._head_bytes += len(name) + len(value)
+        long = max(len(name) + len(value), self._head_bytes - MAX_HEAD_BYTES + MAX_LINE_BYTES)
+        if long > MAX_LINE_BYTES or len(self._pairs) > MAX_HEADERS:
+            raise RefusedError(_head_too_long())
+
+    def on_headers_complete(self) -> None:
+        if self._replays:
+            self._replays = False
+            return
+        self._in_head = False
+        method = self._parser.get_method().decode()
+        headers = Headers(self._pairs)
+        target = _ORIGIN.sub(b"", self._target, count=1).partition(b"#")[0]
+        request = Request(self, method, target, headers)
+        _judge(request, self._parser.get_http_version())
+        request.keep_alive = self._parser.should_keep_alive()
+        self._arriving = request
+        self._requests.append(request)
+        if self._task is None:
+            self._next()
+        else:
+            self.read_or_pause()
+
+    def on_body(self, data: bytes) -> None:
+        assert self._arriving is not None
+        self._arriving.body.feed(data)
+
+    def on_message_complete(self) -> None:
+        request = self._arriving
+        assert request is not None
+        if self._parser.should_upgrade():
+            return  # its body is still to be read
+        request.body.end()
+        if not request.keep_alive:
+            self._deaf = True
+
+    # --- the requests ------------------------------------------------------------------------
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Whether the router waits for this client."""
+        self.connections.set_waiting(self, waiting)
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answers what cannot be read, after the requests before it."""
+        self._deaf = True
+        if not self._in_head and self._arriving is not None and not self._arriving.body.is_whole:
+            self._arriving.body.fail(BrokenBodyError(problem.message))
+            return
+        request = Request(self, "", b"", Headers(self._pairs))
+        request.body.end()
+        request.refusal = problem
+        self._requests.append(request)
+        if self._task is None:
+            self._next()
+
+    def _next(self) -> None:
+        self.set_waiting(False)
+        self._task = self._loop.create_task(self._answer(self._requests[0]))
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            if request.refusal is not None:
+                response: Response | None = errors.response(request.refusal, "", openai=True)
+            else:
+                response = await self.connections.answer(request)
+            if response is not None:
+                await request.send(response)
+        except ConnectionError:
+            self.drop()
+        except Exception:
+            log.LOGGER.exception("internal error")
+            self.drop()
+        finally:
+            self._task = None
+            self._requests.popleft()
+            if self._transport is not None and not self._transport.is_closing():
+                self._after(self._transport, request)
+
+    def _after(self, transport: asyncio.Transport, request: Request) -> None:
+        """The answer has ended: waits for the next request, or closes the connection."""
+        if self._requests and request.keep_alive:
+            self._next()
+        elif request.keep_alive and not self.connections.closing:
+            self.set_waiting(True)
+        elif request.body.is_whole:
+            transport.close()
+        else:  # the client may read only after it has sent everything
+            self._deaf = True
+            transport.write_eof()
+            self._loop.call_later(LINGER_S, self.drop)
+        self.read_or_pause()
+
+    def read_or_pause(self) -> None:
+        """Takes nothing from the socket while a body is full or too many requests are ahead."""
+        full = any(request.body.is_full for request in self._requests)
+        pause = not self._deaf and (full or len(self._requests) > MOST_AHEAD)
+        if self._transport is None or pause is self._paused:
+            return
+        self._paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+def _judge(request: Request, version: str) -> None:
+    """Reads from the head how its body is framed. Raises RefusedError."""
+    headers = request.headers
+    request.is_http11 = version == "1.1"
+    encoding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
+    if version not in ("1.0", "1.1"):
+        raise RefusedError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
+    if request.method == "CONNECT" or not request.target.startswith((b"/", b"*")):
+        raise RefusedError(errors.invalid("The request's target must be a path."))
+    if encoding and (encoding.lower() != "chunked" or not request.is_http11):
+        raise RefusedError(errors.invalid("The only Transfer-Encoding is chunked."))
+    request.content_length = int(length) if length else None
+    request.has_body = bool(encoding or request.content_length)
+
+
+def _head_too_long() -> Problem:
+    text = (
+        f"The request's line or a header is longer than {MAX_LINE_BYTES} bytes, all together than "
+        f"{MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS} headers."
+    )
+    return errors.invalid(text, 431)
