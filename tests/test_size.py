@@ -27,17 +27,17 @@ LINES = {
     "learn": 1200,
     "model_server": 2532,
     "models": 2416,
-    "router": 4228,
+    "router": 5017,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29610,
+    "tests": 29795,
     "text": 2035,
     "others": 8485,
 }
-PRODUCT_LINES = 42084  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42873  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
 
 
 @functools.cache
