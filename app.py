@@ -28,7 +28,7 @@ from api.http.worker.handlers import AHEAD, SPARE, Intake
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
-from api.metrics import JobCollector, register_metrics
+from api.metrics import JobCollector, StatsCollector, register_metrics
 from api.openai import routes as openai
 from api.openai.errors import error_shape
 from api.openai.generation import Generations
@@ -198,8 +198,8 @@ def create_app(
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     Hooks(config, time.perf_counter, tracing, name, stats, manager.described_load).register(app)
-    collector = JobCollector(jobs)
-    register_metrics(app, stats, manager, lambda: engine.unused_gpu, name, collector)
+    of_stats = StatsCollector(stats, manager, lambda: engine.unused_gpu, name)
+    register_metrics(app, of_stats, JobCollector(jobs))
     register_openapi(app, keys=bool(config.keys))
     return app
 

@@ -79,7 +79,7 @@ def load_sampling_defaults(model: str, revision: str | None = None) -> SamplingD
     try:
         return SamplingDefaults.model_validate(said)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        found = error.errors(include_url=False)
         raise VocabularyError(
             f"{file}: {explain(found, SamplingDefaults)}; --generation-config false ignores it"
         ) from None

@@ -9,8 +9,10 @@ thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
 
 from flask import Flask, Response
 from prometheus_client import CollectorRegistry, generate_latest
@@ -32,21 +34,19 @@ from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
 
 LENGTH_BUCKETS = 100
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
-# name: the field of Distributions, and the text
-_DURATIONS = {
-    "tgi_request_duration": ("latency", "From arrival to end, in seconds like all durations"),
-    "tgi_request_validation_duration": ("validation", "From arrival to the queue"),
-    "tgi_request_queue_duration": ("queue", "From arrival to admission"),
-    "tgi_request_inference_duration": ("inference", "From admission to end"),
+# of one request each, in seconds: the field of Distributions, its label, and the text
+DURATIONS = {
+    "tgi_request_duration": ("latency", None, "From arrival to end, in seconds like all durations"),
+    "tgi_request_validation_duration": ("validation", None, "From arrival to the queue"),
+    "tgi_request_queue_duration": ("queue", None, "From arrival to admission"),
+    "tgi_request_inference_duration": ("inference", None, "From admission to end"),
     "tgi_request_mean_time_per_token_duration": (
         "per_token",
+        None,
         "From admission to end, per generated token",
     ),
-    "eb_request_prefill_seconds": ("prefill", "From admission to first token"),
-    "eb_request_decode_seconds": ("decode", "From first token to last"),
-}
-# name: the field, its label, and the text
-_LABELLED_DURATIONS = {
+    "eb_request_prefill_seconds": ("prefill", None, "From admission to first token"),
+    "eb_request_decode_seconds": ("decode", None, "From first token to last"),
     "eb_time_to_first_token_seconds": ("ttft", "class", "From arrival to first token"),
     "eb_inter_token_seconds": ("inter_token", "class", "Between two tokens of a request"),
     "tgi_batch_inference_duration": ("iterations", "method", "An iteration"),
@@ -56,7 +56,7 @@ _LABELLED_DURATIONS = {
         "An iteration; forward pass and sampling are one here",
     ),
 }
-_LENGTHS = {
+LENGTHS = {
     "tgi_request_input_length": ("prompt_tokens", "Tokens of the prompt"),
     "tgi_request_max_new_tokens": ("max_tokens", "Requested tokens"),
     "tgi_request_generated_tokens": ("generated", "Tokens generated"),
@@ -94,28 +94,78 @@ REASONS = ("length", "stop")  # of a success
 _TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
 
 
+Kind = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+
+
+def _family(kind: Kind, name: str, text: str, values: Mapping[Any, Any], *labels: str) -> Metric:
+    """`values`: by the value of the one label, or the values of all, what `kind` has: a number, or
+    the buckets and sum of a histogram."""
+    family = kind(name, text, labels=labels)
+    for key, value in values.items():
+        told = value if isinstance(value, tuple) else (value,)
+        family.add_metric([key] if len(labels) == 1 else key, *told)
+    if kind is CounterMetricFamily and name.startswith("tgi_"):  # TGI's have no _total
+        family.samples = [sample._replace(name=name) for sample in family.samples]
+    return family
+
+
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
+_histogram = partial(_family, HistogramMetricFamily)
+
+
 def families(stats: Stats, manager: BatchingManager) -> list[Metric]:
     totals, distributions = stats.since_start()
     return [
-        *_counters(totals, distributions, manager.failed_iterations),
+        *_of_requests(totals, distributions),
+        *_of_tokens(totals, distributions),
+        *_of_iterations(distributions, manager.failed_iterations),
         *_histograms(totals, distributions, manager),
         *_gauges(manager),
     ]
 
 
-def _counters(
-    totals: Totals, distributions: Distributions, failed: Mapping[str, int]
-) -> Iterator[Metric]:
+def _of_requests(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
     refused = totals.refused
-    accepted = sum(distributions.validation.counts)
-    count = accepted + refused.total()
-    yield _counter("tgi_request_count", "Requests, including refused ones", count)
-    yield _counter("tgi_request_success", "Completed requests", totals.count("length", "stop"))
+    count = sum(distributions.validation.counts) + refused.total()
+    yield _counter("tgi_request_count", "Requests, including refused ones", {(): count})
+    yield _counter(
+        "tgi_request_success", "Completed requests", {(): totals.count("length", "stop")}
+    )
     failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
     failures |= {why: totals.count(end) for end, why in FAILED.items()}
-    yield _labelled(
-        "tgi_request_failure", "Requests without a response, by reason", "err", failures
+    yield _counter("tgi_request_failure", "Requests without a response, by reason", failures, "err")
+    yield _counter("eb_preemptions", "Preempted requests", {(): totals.preemptions})
+    yield _counter(
+        "eb_cancelled", "Requests whose client disconnected", {(): totals.count("cancelled")}
     )
+    ended = {(of, end): totals.ended[of, end] for of in CLASSES for end in get_args(End)}
+    yield _counter("eb_requests", "Ended requests", ended, "class", "end")
+
+
+def _of_tokens(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
+    for name, which, tokens in (
+        ("looked_up", "looked up", totals.looked_up_tokens),
+        ("hit", "found", totals.hit_tokens),
+    ):
+        text = f"Prompt tokens {which} in the prefix cache"
+        yield _counter(f"eb_prefix_cache_{name}_tokens", text, {(): tokens})
+    deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
+    yield _counter("eb_deferred_tokens", "Tokens of deferred requests", deferred, "kind")
+    prompts = sum(size * times for size, times in distributions.prompt_tokens.items())
+    yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", {(): prompts})
+    yield _counter("eb_generated_tokens", "Generated tokens", {(): totals.generated})
+    drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
+    yield _counter("eb_drafts", "Drafts computed", drafts, "kind")
+    positions = {
+        "wanted": totals.tokens,
+        "rejected_draft": totals.rejected_drafts,
+        "padding": totals.positions - totals.tokens - totals.rejected_drafts,
+    }
+    yield _counter("eb_positions", "Positions computed", positions, "kind")
+
+
+def _of_iterations(distributions: Distributions, failed: Mapping[str, int]) -> Iterator[Metric]:
     well = {method: sum(distributions.iterations[method].counts) for method in PHASES}
     badly = {method: failed.get(method, 0) for method in PHASES}
     calls = {method: well[method] + badly[method] for method in PHASES}
@@ -124,103 +174,52 @@ def _counters(
         ("success", "Successful iterations", well),
         ("failure", "Iterations in which the model failed", badly),
     ):
-        yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
-    yield _counter("eb_preemptions", "Preempted requests", totals.preemptions)
-    for name, tokens in (("looked_up", totals.looked_up_tokens), ("hit", totals.hit_tokens)):
-        which = "found" if name == "hit" else "looked up"
-        text = f"Prompt tokens {which} in the prefix cache"
-        yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
-    yield _counter("eb_cancelled", "Requests whose client disconnected", totals.count("cancelled"))
-    family = CounterMetricFamily("eb_requests", "Ended requests", labels=["class", "end"])
-    for of in CLASSES:
-        for end in get_args(End):
-            family.add_metric([of, end], totals.ended[of, end])
-    yield family
-    deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
-    yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", deferred)
-    prompts = sum(size * times for size, times in distributions.prompt_tokens.items())
-    yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", prompts)
-    yield _counter("eb_generated_tokens", "Generated tokens", totals.generated)
-    drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
-    yield _labelled("eb_drafts", "Drafts computed", "kind", drafts)
-    positions = {
-        "wanted": totals.tokens,
-        "rejected_draft": totals.rejected_drafts,
-        "padding": totals.positions - totals.tokens - totals.rejected_drafts,
-    }
-    yield _labelled("eb_positions", "Positions computed", "kind", positions)
+        yield _counter(f"tgi_batch_inference_{end}", text, values, "method")
 
 
 def _histograms(
     totals: Totals, distributions: Distributions, manager: BatchingManager
 ) -> Iterator[Metric]:
-    for name, (field, text) in _DURATIONS.items():
-        histogram: Histogram = getattr(distributions, field)
-        yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
-    for name, (field, label, text) in _LABELLED_DURATIONS.items():
-        family = HistogramMetricFamily(name, text, labels=[label])
-        for value, histogram in getattr(distributions, field).items():
-            family.add_metric([value], histogram.cumulated(), histogram.sum)
-        yield family
+    for name, (field, label, text) in DURATIONS.items():
+        found = getattr(distributions, field)
+        by = {(): found} if label is None else found
+        values = {key: (one.cumulated(), one.sum) for key, one in by.items()}
+        yield _histogram(name, text, values, *([label] if label else []))
     if manager.model is not None:
         most = manager.model.context
         bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
-        for name, (field, text) in _LENGTHS.items():
+        for name, (field, text) in LENGTHS.items():
             yield _of_counts(name, text, bounds, getattr(distributions, field))
     most_drafts = 0 if manager.speculation is None else manager.speculation.most
-    bounds = [float(n) for n in range(most_drafts + 1)]
-    text = "Accepted drafts of a row in an iteration"
-    yield _of_counts("tgi_request_skipped_tokens", text, bounds, distributions.accepted)
-    sizes = range(1, manager.max_batch_size + 1)
-    text = "Rows of an iteration"
-    yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], totals.iterations)
+    text, drafts = "Accepted drafts of a row in an iteration", range(most_drafts + 1)
+    yield _of_counts("tgi_request_skipped_tokens", text, drafts, distributions.accepted)
+    text, sizes = "Rows of an iteration", range(1, manager.max_batch_size + 1)
+    yield _of_counts("tgi_batch_next_size", text, sizes, totals.iterations)
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return _named(CounterMetricFamily(name, text, value), name)
-
-
-def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return _named(family, name)
-
-
-def _named(family: Metric, name: str) -> Metric:
-    if name.startswith("tgi_"):
-        family.samples = [sample._replace(name=name) for sample in family.samples]
-    return family
-
-
-def _of_counts(
-    name: str, text: str, bounds: Sequence[float], counts: Mapping[int, int]
-) -> HistogramMetricFamily:
-    histogram = Histogram(bounds)
+def _of_counts(name: str, text: str, bounds: Iterable[float], counts: Mapping[int, int]) -> Metric:
+    histogram = Histogram(list(map(float, bounds)))
     for value, times in counts.items():
         histogram.observe(value, times)
-    return HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
+    return _histogram(name, text, {(): (histogram.cumulated(), histogram.sum)})
 
 
 def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     counts = manager.counts
-    yield GaugeMetricFamily("tgi_queue_size", "Waiting requests", counts["waiting"])
-    yield GaugeMetricFamily("tgi_batch_current_size", "Running requests", counts["running"])
-    if manager.model is not None:
-        memory, size = manager.memory, manager.memory.block_tokens
-        used, budget = memory.used * size, memory.num_blocks * size
-        yield GaugeMetricFamily("tgi_batch_current_max_tokens", "KV taken, in tokens", used)
-        yield GaugeMetricFamily("eb_kv_used_tokens", "KV taken, in tokens", used)
-        yield GaugeMetricFamily("tgi_batch_max_total_tokens", "KV budget, in tokens", budget)
-        yield GaugeMetricFamily("eb_kv_budget_tokens", "KV budget, in tokens", budget)
-        yield GaugeMetricFamily("eb_kv_used_ratio", "KV taken, from 0 to 1", used / budget)
-        blocks = GaugeMetricFamily(
-            "eb_kv_blocks_info",
-            "Tokens of a block, and blocks",
-            labels=["block_size", "num_gpu_blocks"],
-        )
-        blocks.add_metric([str(size), str(memory.num_blocks)], 1)
-        yield blocks
+    yield _gauge("tgi_queue_size", "Waiting requests", {(): counts["waiting"]})
+    yield _gauge("tgi_batch_current_size", "Running requests", {(): counts["running"]})
+    if manager.model is None:
+        return
+    memory, size = manager.memory, manager.memory.block_tokens
+    used, budget = memory.used * size, memory.num_blocks * size
+    for name in ("tgi_batch_current_max_tokens", "eb_kv_used_tokens"):
+        yield _gauge(name, "KV taken, in tokens", {(): used})
+    for name in ("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"):
+        yield _gauge(name, "KV budget, in tokens", {(): budget})
+    yield _gauge("eb_kv_used_ratio", "KV taken, from 0 to 1", {(): used / budget})
+    blocks = {(str(size), str(memory.num_blocks)): 1}
+    text = "Tokens of a block, and blocks"
+    yield _gauge("eb_kv_blocks_info", text, blocks, "block_size", "num_gpu_blocks")
 
 
 def under_vllms_names(families: Iterable[Metric], model: str) -> Iterator[Metric]:
@@ -248,61 +247,38 @@ class JobCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         progress = self._jobs.progress
-        yield GaugeMetricFamily(
-            "eb_job_store_up",
-            "1 if the job store is open and responds",
-            progress is not None,
-        )
+        text = "1 if the job store is open and responds"
+        yield _gauge("eb_job_store_up", text, {(): progress is not None})
         if progress is None:
             return
-        batches = GaugeMetricFamily("eb_batches", "Stored batches, by status", labels=["status"])
-        for status, count in progress.batches.items():
-            batches.add_metric([status], count)
-        yield batches
-        lines = GaugeMetricFamily(
-            "eb_batch_lines", "Lines of stored batches, by state", labels=["state"]
-        )
-        for state, count in progress.items.items():
-            lines.add_metric([state], count)
-        yield lines
+        yield _gauge("eb_batches", "Stored batches, by status", progress.batches, "status")
+        yield _gauge("eb_batch_lines", "Lines of stored batches, by state", progress.items, "state")
         if progress.next_deadline is not None:
-            yield GaugeMetricFamily(
-                "eb_batch_next_deadline_timestamp_seconds",
-                "When the earliest window of the batches in progress ends",
-                progress.next_deadline,
-            )
+            name = "eb_batch_next_deadline_timestamp_seconds"
+            text = "When the earliest window of the batches in progress ends"
+            yield _gauge(name, text, {(): progress.next_deadline})
 
 
-class _Collector(Collector):
-    def __init__(
-        self,
-        stats: Stats,
-        manager: BatchingManager,
-        unused_gpu: Callable[[], str | None],
-        model: str,
-    ) -> None:
-        self._stats, self._manager = stats, manager
-        self._unused_gpu, self._model = unused_gpu, model
+@dataclass(frozen=True, slots=True)
+class StatsCollector(Collector):
+    """`unused_gpu`: as in runtime.executor.ModelInfo; `model`: its name."""
+
+    stats: Stats
+    manager: BatchingManager
+    unused_gpu: Callable[[], str | None]
+    model: str
 
     def collect(self) -> list[Metric]:
         text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
-        unused = GaugeMetricFamily("eb_unused_gpu", text, self._unused_gpu() is not None)
-        ours = families(self._stats, self._manager)
-        return [*ours, *under_vllms_names(ours, self._model), unused]
+        unused = _gauge("eb_unused_gpu", text, {(): self.unused_gpu() is not None})
+        ours = families(self.stats, self.manager)
+        return [*ours, *under_vllms_names(ours, self.model), unused]
 
 
-def register_metrics(
-    app: Flask,
-    stats: Stats,
-    manager: BatchingManager,
-    unused_gpu: Callable[[], str | None],
-    model: str,
-    *others: Collector,
-) -> None:
-    """The metrics page. `unused_gpu`: as in runtime.executor.ModelInfo; `model`: its name;
-    `others`: further metrics on the page."""
+def register_metrics(app: Flask, *collectors: Collector) -> None:
+    """The metrics page."""
     registry = CollectorRegistry()
-    for collector in (_Collector(stats, manager, unused_gpu, model), *others):
+    for collector in collectors:
         registry.register(collector)
 
     @app.get("/metrics")

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from flask import Flask, Response
-from pydantic import TypeAdapter
+from pydantic import MISSING, BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
@@ -31,6 +31,29 @@ BODY = (408, 413, 415)  # of any body
 BUSY = (429, 503, 504)
 GENERATING = (400, *BODY, *BUSY)
 STORED = (400, 503)  # of the job store
+
+
+class Answer(BaseModel):
+    """A response, or a part of one: with all of its fields but those that are MISSING."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Json:
+        told = handler(schema)
+        own = handler.resolve_ref_schema(told)
+        for one in own["properties"].values():
+            one.pop("default", None)
+        fields = cls.model_fields.items()
+        own["required"] = [name for name, one in fields if one.default is not MISSING]
+        return told
+
+
+def respond(answer: Answer) -> Response:
+    return Response(answer.model_dump_json(ensure_ascii=True), mimetype="application/json")
+
 
 References = Callable[[Any], Json]  # a type -> the schema that stands for it
 

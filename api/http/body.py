@@ -31,7 +31,7 @@ def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        found = error.errors(include_url=False)
         raise ApiError(400, explain(found, schema), param=str(found[0]["loc"][0])) from None
 
 

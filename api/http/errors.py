@@ -92,22 +92,30 @@ def refusal(error: RefusedError) -> ApiError:
 def explain(errors: Sequence[ErrorDetails], schema: type[BaseModel]) -> str:
     """Says which fields are wrong and what is allowed, from the schema's descriptions."""
     fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
-    sentences: dict[str, str] = {}  # by field: a union reports each of its members
-    for found in errors:
-        name = str(found["loc"][0])
-        if name in sentences:
-            continue
+    grouped: dict[str, list[ErrorDetails]] = {}  # a union reports each of its members
+    for error in errors:
+        grouped.setdefault(str(error["loc"][0]), []).append(error)
+    sentences = []
+    for name, found in grouped.items():
         field = fields.get(name)
         if field is None:
             needed_first = sorted(fields, key=lambda name: not fields[name].is_required())
-            sentences[name] = f"unknown field {show(name)}; allowed: {', '.join(needed_first)}"
-        elif found["type"] == "missing":
-            sentences[name] = f"field '{name}' is missing; it must be {field.description}"
+            sentences.append(f"unknown field {show(name)}; allowed: {', '.join(needed_first)}")
+        elif found[0]["type"] == "missing" and len(found[0]["loc"]) == 1:
+            sentences.append(f"field '{name}' is missing; it must be {field.description}")
         else:
-            sentences[name] = (
-                f"field '{name}' must be {field.description}, got {show(found['input'])}"
-            )
-    return "; ".join(sentences.values())
+            sentences.append(f"field '{name}' must be {field.description}, got {_got(found)}")
+    return "; ".join(sentences)
+
+
+def _got(errors: Sequence[ErrorDetails]) -> str:
+    """The value of a field, or what its type says of something in it: of its kind, for example."""
+    for error in errors:
+        if error["type"] == "union_tag_invalid":
+            return f"{show(error['ctx']['tag'])}; allowed there: {error['ctx']['expected_tags']}"
+        if error["type"] == "literal_error" and len(error["loc"]) > 2:
+            return f"{show(error['input'])}; allowed there: {error['ctx']['expected']}"
+    return show(errors[0]["input"])
 
 
 def show(value: object) -> str:

@@ -199,7 +199,7 @@ class ChatForm(Form):
         for piece in segment.calls:
             if piece.name is not None:
                 function: CalledFunction = {"name": piece.name, "arguments": ""}
-                identity = self._call_form.new_id()
+                identity = self.new_call_id()
                 calls[piece.index] = {"id": identity, "type": "function", "function": function}
             calls[piece.index]["function"]["arguments"] += piece.arguments
         return {
@@ -214,7 +214,7 @@ class ChatForm(Form):
         if piece.name is not None:
             call = {
                 "index": piece.index,
-                "id": self._call_form.new_id(),
+                "id": self.new_call_id(),
                 "type": "function",
                 "function": {"name": piece.name, "arguments": piece.arguments},
             }
@@ -242,14 +242,20 @@ class ChatForm(Form):
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         if self._alternatives is None:
             return None
-        return {"content": [self._token(token) for token in tokens], "refusal": None}
+        return {"content": self.scored(tokens), "refusal": None}
 
-    def _token(self, token: Token) -> ChatToken:
-        assert token.logprobs is not None  # it was generated
-        return {
-            **self._named(token.id, token.logprobs.logprob),
-            "top_logprobs": [self._named(*other) for other in token.logprobs.top],
-        }
+    def scored(self, tokens: Sequence[Token]) -> list[ChatToken]:
+        return [
+            {
+                **self._named(token.id, token.logprobs.logprob),
+                "top_logprobs": [self._named(*other) for other in token.logprobs.top],
+            }
+            for token in tokens
+            if token.logprobs is not None  # as of all that were generated
+        ]
+
+    def new_call_id(self) -> str:
+        return self._call_form.new_id()
 
     def _named(self, token: int, logprob: float) -> Alternative:
         held = self._tokenizer.token_bytes(token)

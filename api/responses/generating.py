@@ -15,6 +15,19 @@ from api.responses.schemas import AllowedChoice, OtherTool, ResponseRequest, Too
 from api.responses.shapes import GeneratedResponse, Json, TextConfig
 
 SHARED = set(GenerationRequest.model_fields) - {"n", "stream_options", "response_format"}
+SHOWN = {  # of the request in the response
+    "background",
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "service_tier",
+    "tool_choice",
+    "top_logprobs",
+    "truncation",
+    "user",
+}
 NAMES = {  # of fields of a chat -> what clients call them here
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -143,41 +156,24 @@ def begun(
     stores: bool,
 ) -> GeneratedResponse:
     """The response before anything is generated."""
-    text: TextConfig = {"format": text_format(wanted)}
+    shown = wanted.model_dump(include=SHOWN, exclude_none=True)
+    if "service_tier" in shown:
+        shown["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
+    if wanted.reasoning is not None:
+        shown["reasoning"] = wanted.reasoning.model_dump()
+    text = TextConfig(format=text_format(wanted))
     if wanted.text is not None and wanted.text.verbosity is not None:
-        text["verbosity"] = wanted.text.verbosity
-    choice = wanted.tool_choice or "auto"
+        text.verbosity = wanted.text.verbosity
     chosen = defaults.model_copy(update=wanted.model_dump(include=OF_SAMPLING, exclude_none=True))
-    response: GeneratedResponse = {
-        "id": response_id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "completed_at": None,
-        "status": "queued" if wanted.background else "in_progress",
-        "background": bool(wanted.background),
-        "error": None,
-        "incomplete_details": None,
-        "instructions": wanted.instructions,
-        "max_output_tokens": wanted.max_output_tokens,
-        "metadata": wanted.metadata or {},
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": wanted.parallel_tool_calls is not False,
-        "previous_response_id": wanted.previous_response_id,
-        "reasoning": None if wanted.reasoning is None else wanted.reasoning.model_dump(),
-        "store": stores,
-        "temperature": chosen.temperature,
-        "text": text,
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
-        "tools": [
-            tool.model_dump() for tool in wanted.tools or () if not isinstance(tool, OtherTool)
-        ],
-        "top_logprobs": wanted.top_logprobs or 0,
-        "top_p": chosen.top_p,
-        "truncation": wanted.truncation or "disabled",
-        "usage": None,
-        "user": wanted.user,
-    }
-    if wanted.service_tier is not None:
-        response["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
-    return response
+    return GeneratedResponse(
+        id=response_id,
+        created_at=int(time.time()),
+        status="queued" if wanted.background else "in_progress",
+        model=model,
+        store=stores,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        text=text,
+        tools=[tool.model_dump() for tool in wanted.tools or () if not isinstance(tool, OtherTool)],
+        **shown,
+    )

@@ -1,42 +1,62 @@
-"""A valid call of `/v1/responses`, and its output as events, made of the chunks of a chat. Streamed
-or not, a response is made here: without a stream its events are dropped."""
+"""A valid call of `/v1/responses`, and its output as events, made of the segments of a chat.
+Streamed or not, a response is made here: without a stream its events are dropped."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, TypeVar
 
 from api.follow import follow
+from api.openai.choices import Segment
+from api.openai.forms import ChatForm
 from api.openai.generation import Generation
-from api.openai.shapes import CallDelta, ChatChunk, ChatToken, Usage
-from api.responses.items import new_id, thought
+from api.openai.shapes import ChatToken, Usage
 from api.responses.schemas import ResponseRequest
 from api.responses.shapes import (
+    ArgumentsDelta,
+    ArgumentsDone,
     Event,
+    FunctionCall,
     GeneratedResponse,
+    Incomplete,
     InputItem,
+    InputTokensDetails,
+    ItemEvent,
     ItemStatus,
     OutputItem,
     OutputMessage,
     OutputText,
+    OutputTokensDetails,
+    PartEvent,
+    Reasoning,
+    ReasoningDelta,
+    ReasoningDone,
     ReasoningText,
     ResponseEvent,
-    ResponseEventType,
+    ResponseFault,
     ResponseUsage,
+    TextDelta,
+    TextDone,
+    new_id,
 )
+from text.tools.parsing import CallPiece
+
+Made = TypeVar("Made", bound=Event)
 
 
 class Output:
     """`response` is complete as far as it was generated, except for its newest item's text or
-    arguments. `spaces`: the namespaces and names of functions that the model knows by others."""
+    arguments. `spaces`: the namespaces and names of functions that the model knows by others. An
+    event shows the response and its items as they are until the next event."""
 
     def __init__(
-        self, response: GeneratedResponse, spaces: Mapping[str, tuple[str, str]] | None = None
+        self, response: GeneratedResponse, form: ChatForm, spaces: Mapping[str, tuple[str, str]]
     ) -> None:
         self.response = response
-        self._spaces = spaces or {}
+        self._form = form
+        self._spaces = spaces
         self._events = 0
         self._open: OutputItem | None = None  # the newest item, which is not complete
         self._pieces: list[str] = []  # of its text or arguments
@@ -45,225 +65,145 @@ class Output:
         self._finish: str | None = None
 
     def opening(self) -> Iterator[Event]:
-        yield self._response_event("response.created")
-        in_background = self.response["status"] == "queued"
-        yield self._response_event("response.queued" if in_background else "response.in_progress")
+        yield self._of_response("response.created")
+        in_background = self.response.status == "queued"
+        yield self._of_response("response.queued" if in_background else "response.in_progress")
 
-    def add(self, chunk: ChatChunk) -> Iterator[Event]:
-        if self.response["status"] == "queued":
-            self.response["status"] = "in_progress"
-            yield self._response_event("response.in_progress")
-        for choice in chunk["choices"]:
-            delta, logprobs = choice["delta"], choice["logprobs"]
-            self._tokens += [] if logprobs is None else logprobs["content"]
-            if reasoning := delta.get("reasoning_content"):
-                yield from self._reasoning(reasoning)
-            if text := delta.get("content"):
-                yield from self._text(text)
-            for call in delta.get("tool_calls") or ():
-                yield from self._arguments(call)
-            self._finish = choice["finish_reason"] or self._finish
+    def add(self, segment: Segment) -> Iterator[Event]:
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            yield self._of_response("response.in_progress")
+        if segment.reasoning:
+            yield from self._reasoning(segment.reasoning)
+        self._tokens += self._form.scored(segment.tokens)
+        if segment.text:
+            yield from self._text(segment.text)
+        for piece in segment.calls:
+            yield from self._arguments(piece)
+        self._finish = segment.finish or self._finish
 
-    def end(self, usage: Usage) -> list[Event]:
+    def end(self, usage: Usage) -> Iterator[Event]:
         """All events but the last."""
         status: Literal["completed", "incomplete"]
         status = "incomplete" if self._finish == "length" else "completed"
-        events: list[Event] = []
-        in_message = self._open is not None and self._open["type"] == "message"
-        if (self._tokens and in_message) or not (self.response["output"] or self._open):
-            events += self._text("")
-        events += self._close(status)
-        self._end(status, usage)
-        return events
+        in_message = isinstance(self._open, OutputMessage)
+        if (self._tokens and in_message) or not (self.response.output or self._open):
+            yield from self._text("")
+        yield from self._close(status)
+        self.response.status = status
+        self.response.usage = _usage(usage)
+        if status == "completed":
+            self.response.completed_at = int(time.time())
+        else:
+            self.response.incomplete_details = Incomplete(reason="max_output_tokens")
 
     def fail(self, message: str) -> None:
         self._open = None
-        self._end("failed", None)
-        self.response["error"] = {"code": "server_error", "message": message}
+        self.response.status = "failed"
+        self.response.usage = None
+        self.response.error = ResponseFault(code="server_error", message=message)
 
     def cancel(self) -> None:
         self._open = None
-        self.response["status"] = "cancelled"
-        self.response["error"] = None
+        self.response.status = "cancelled"
+        self.response.error = None
 
     def last(self) -> Event:
         """Of a response that has ended. OpenAI has none for one that was cancelled, which is not
         complete either."""
-        status = self.response["status"]
-        if status == "cancelled":
-            status = "incomplete"
-        return self._response_event(cast(ResponseEventType, f"response.{status}"))
-
-    def _end(
-        self, status: Literal["completed", "incomplete", "failed"], usage: Usage | None
-    ) -> None:
-        response = self.response
-        response["status"] = status
-        response["usage"] = None if usage is None else _usage(usage)
-        if status == "completed":
-            response["completed_at"] = int(time.time())
-        if status == "incomplete":
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        status = self.response.status
+        return self._of_response(
+            "response.incomplete" if status == "cancelled" else f"response.{status}"
+        )
 
     # --- items ------------------------------------------------------------------------------
 
     def _text(self, delta: str) -> Iterator[Event]:
-        item = self._open
-        if item is None or item["type"] != "message":
-            if item is not None:
+        if not isinstance(self._open, OutputMessage):
+            if self._open is not None:
                 self._tokens = _newest(self._tokens, len(delta.encode()))
-            yield from self._close("completed")
-            item = self._open = _message("in_progress", [])
-            yield self._item_event("response.output_item.added", item)
-            yield self._part_event("response.content_part.added", item["id"], _part("", []))
+            message = OutputMessage(id=new_id("msg"), status="in_progress", content=[])
+            yield from self._begin(message, OutputText(text=""))
         logprobs, self._tokens = self._tokens, []
         self._pieces.append(delta)
         self._logprobs += logprobs
         if delta or logprobs:
-            yield {
-                "type": "response.output_text.delta",
-                "sequence_number": self._next(),
-                "item_id": item["id"],
-                "output_index": self._index,
-                "content_index": 0,
-                "delta": delta,
-                "logprobs": logprobs,
-            }
+            yield self._event(TextDelta, delta=delta, logprobs=logprobs)
 
     def _reasoning(self, delta: str) -> Iterator[Event]:
-        item = self._open
-        if item is None:
-            item = self._open = {
-                "id": new_id("rs"),
-                "type": "reasoning",
-                "status": "in_progress",
-                "summary": [],
-                "content": [],
-            }
-            yield self._item_event("response.output_item.added", item)
-            yield self._part_event("response.content_part.added", item["id"], thought(""))
+        if self._open is None:
+            reasoning = Reasoning(id=new_id("rs"), status="in_progress", content=[])
+            yield from self._begin(reasoning, ReasoningText(text=""))
         self._tokens = []
         self._pieces.append(delta)
-        yield {
-            "type": "response.reasoning_text.delta",
-            "sequence_number": self._next(),
-            "item_id": item["id"],
-            "output_index": self._index,
-            "content_index": 0,
-            "delta": delta,
-        }
+        yield self._event(ReasoningDelta, delta=delta)
 
-    def _arguments(self, call: CallDelta) -> Iterator[Event]:
-        """The first delta of a call names its function."""
-        function, item = call["function"], self._open
-        if "name" in function:
-            yield from self._close("completed")
-            item = self._open = {
-                "id": new_id("fc"),
-                "type": "function_call",
-                "status": "in_progress",
-                "call_id": call["id"],
-                "name": function["name"],
-                "arguments": "",
-            }
-            if (known := self._spaces.get(function["name"])) is not None:
-                item["namespace"], item["name"] = known
-            yield self._item_event("response.output_item.added", item)
-        assert item is not None
-        if delta := function["arguments"]:
-            self._pieces.append(delta)
-            yield {
-                "type": "response.function_call_arguments.delta",
-                "sequence_number": self._next(),
-                "item_id": item["id"],
-                "output_index": self._index,
-                "delta": delta,
-            }
+    def _arguments(self, piece: CallPiece) -> Iterator[Event]:
+        """The first piece of a call names its function."""
+        if piece.name is not None:
+            namespace, name = self._spaces.get(piece.name, (None, piece.name))
+            call = FunctionCall(
+                id=new_id("fc"),
+                status="in_progress",
+                call_id=self._form.new_call_id(),
+                name=name,
+                arguments="",
+            )
+            if namespace is not None:
+                call.namespace = namespace
+            yield from self._begin(call, None)
+        if piece.arguments:
+            self._pieces.append(piece.arguments)
+            yield self._event(ArgumentsDelta, delta=piece.arguments)
+
+    def _begin(self, item: OutputItem, part: OutputText | ReasoningText | None) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._open = item
+        yield self._event(ItemEvent, type="response.output_item.added", item=item)
+        if part is not None:
+            yield self._event(PartEvent, type="response.content_part.added", part=part)
 
     def _close(self, status: ItemStatus) -> Iterator[Event]:
         """Completes the newest item."""
         item, whole = self._open, "".join(self._pieces)
         if item is None:
             return
-        item["status"] = status
-        if item["type"] == "message":
-            part = _part(whole, self._logprobs)
-            item["content"] = [part]
-            yield {
-                "type": "response.output_text.done",
-                "sequence_number": self._next(),
-                "item_id": item["id"],
-                "output_index": self._index,
-                "content_index": 0,
-                "text": whole,
-                "logprobs": self._logprobs,
-            }
-            yield self._part_event("response.content_part.done", item["id"], part)
-        elif item["type"] == "reasoning":
-            item["content"] = [thought(whole)]
-            yield {
-                "type": "response.reasoning_text.done",
-                "sequence_number": self._next(),
-                "item_id": item["id"],
-                "output_index": self._index,
-                "content_index": 0,
-                "text": whole,
-            }
-            yield self._part_event("response.content_part.done", item["id"], thought(whole))
+        item.status = status
+        if isinstance(item, FunctionCall):
+            item.arguments = whole
+            yield self._event(ArgumentsDone, name=item.name, arguments=whole)
         else:
-            item["arguments"] = whole
-            yield {
-                "type": "response.function_call_arguments.done",
-                "sequence_number": self._next(),
-                "item_id": item["id"],
-                "output_index": self._index,
-                "name": item["name"],
-                "arguments": whole,
-            }
-        yield self._item_event("response.output_item.done", item)
-        self.response["output"].append(item)
+            part: OutputText | ReasoningText
+            if isinstance(item, OutputMessage):
+                part = OutputText(text=whole, logprobs=self._logprobs)
+                item.content = [part]
+                yield self._event(TextDone, text=whole, logprobs=self._logprobs)
+            else:
+                part = ReasoningText(text=whole)
+                item.content = [part]
+                yield self._event(ReasoningDone, text=whole)
+            yield self._event(PartEvent, type="response.content_part.done", part=part)
+        yield self._event(ItemEvent, type="response.output_item.done", item=item)
+        self.response.output.append(item)
         self._open, self._pieces, self._logprobs = None, [], []
 
     # --- events -----------------------------------------------------------------------------
 
-    @property
-    def _index(self) -> int:
-        """Of the newest item."""
-        return len(self.response["output"])
-
-    def _next(self) -> int:
+    def _of_response(self, kind: str) -> Event:
         self._events += 1
-        return self._events - 1
+        return ResponseEvent.model_validate(
+            {"type": kind, "sequence_number": self._events - 1, "response": self.response}
+        )
 
-    def _response_event(self, kind: ResponseEventType) -> ResponseEvent:
-        return {"type": kind, "sequence_number": self._next(), "response": self.response.copy()}
-
-    def _item_event(
-        self,
-        kind: Literal["response.output_item.added", "response.output_item.done"],
-        item: OutputItem,
-    ) -> Event:
-        return {
-            "type": kind,
-            "sequence_number": self._next(),
-            "output_index": self._index,
-            "item": item.copy(),
-        }
-
-    def _part_event(
-        self,
-        kind: Literal["response.content_part.added", "response.content_part.done"],
-        item_id: str,
-        part: OutputText | ReasoningText,
-    ) -> Event:
-        return {
-            "type": kind,
-            "sequence_number": self._next(),
-            "item_id": item_id,
-            "output_index": self._index,
-            "content_index": 0,
-            "part": part,
-        }
+    def _event(self, kind: Callable[..., Made], **fields: Any) -> Made:
+        """Of the newest item."""
+        assert self._open is not None
+        self._events += 1
+        if kind is not ItemEvent:
+            fields["item_id"] = self._open.id
+        return kind(
+            sequence_number=self._events - 1, output_index=len(self.response.output), **fields
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +219,11 @@ class ResponseCall:
 
     @property
     def id(self) -> str:
-        return self.output.response["id"]
+        return self.output.response.id
 
     @property
     def stores(self) -> bool:
-        return self.output.response["store"]
+        return self.output.response.store
 
     def read(self) -> Iterator[Event | None]:
         """All events but the first two and the last; None where there is none before the next
@@ -291,20 +231,9 @@ class ResponseCall:
         for segment in follow(self.generation.choices):
             if segment is None:
                 yield None
-                continue
-            for chunk in self.generation.form.chunks(segment):
-                yield from self.output.add(cast(ChatChunk, chunk))
+            else:
+                yield from self.output.add(segment)
         yield from self.output.end(self.generation.usage())
-
-
-def _message(status: ItemStatus, content: list[OutputText]) -> OutputMessage:
-    return {
-        "id": new_id("msg"),
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": content,
-    }
 
 
 def _newest(tokens: list[ChatToken], size: int) -> list[ChatToken]:
@@ -316,17 +245,13 @@ def _newest(tokens: list[ChatToken], size: int) -> list[ChatToken]:
     return tokens[first:]
 
 
-def _part(text: str, logprobs: list[ChatToken]) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
 def _usage(usage: Usage) -> ResponseUsage:
     cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
     reasoning_tokens = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-        "total_tokens": usage["total_tokens"],
-    }
+    return ResponseUsage(
+        input_tokens=usage["prompt_tokens"],
+        input_tokens_details=InputTokensDetails(cached_tokens=cached_tokens),
+        output_tokens=usage["completion_tokens"],
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
+        total_tokens=usage["total_tokens"],
+    )

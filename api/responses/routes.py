@@ -7,9 +7,9 @@ import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Literal, cast
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, request
 
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, show
@@ -23,25 +23,17 @@ from api.jobs.store import (
     register_store_errors,
 )
 from api.openai.errors import error_shape, openai_errors
+from api.openai.forms import ChatForm
 from api.openai.generation import Generations
 from api.openai.shapes import OpenAIError
-from api.openapi import GENERATING, STORED, limit
+from api.openapi import GENERATING, STORED, Answer, limit, respond
+from api.responses.background import GONE, Background, EventLogs, encoded
 from api.responses.generating import begun, generation_of
-from api.responses.items import as_json, messages_of, new_id, stored_items
+from api.responses.items import messages_of, stored_items
 from api.responses.output import Output, ResponseCall
-from api.responses.schemas import ResponseRequest, name_in, refuse_by_name
-from api.responses.shapes import (
-    DeletedResponse,
-    Event,
-    GeneratedResponse,
-    InputItem,
-    InputItems,
-    InputTokens,
-    OutputItem,
-)
-from api.responses.stored.background import Background
-from api.responses.stored.events import GONE, EventLogs, encoded
-from api.responses.stored.kept import Kept
+from api.responses.schemas import ResponseRequest, name_in
+from api.responses.shapes import Event, GeneratedResponse, InputItem, OutputItem, new_id
+from api.responses.stored import StoredResponses
 from api.service import Service
 from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
@@ -54,6 +46,25 @@ LISTED, MOST_LISTED = 20, 100
 NUMBER = re.compile("[0-9]{1,9}")
 MARK_HEADER = "X-Upstream-Mark"  # of a router, which finds this server by it in the ids
 MARK = re.compile("[0-9a-f]{8}")
+
+
+class InputTokens(Answer):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class InputItems(Answer):
+    object: Literal["list"] = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(Answer):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 def make_blueprint(calls: ResponseCalls) -> Blueprint:
@@ -76,10 +87,10 @@ class ResponseCalls:
     def __init__(self, service: Service, generations: Generations, jobs: Jobs) -> None:
         self._service = service
         self._executor = ThreadPoolExecutor(1, "responses")
-        self._kept = Kept(jobs, service.config)
+        self._stored = StoredResponses(jobs, service.config)
         self._generations = generations
         self._logs = EventLogs()
-        self._background = Background(service, self._kept, self._executor, self._logs)
+        self._background = Background(service, self._stored, self._executor, self._logs)
 
     def settle(self, timeout_s: float) -> None:
         """Returns when the responses that were generated in the background are stored."""
@@ -102,10 +113,10 @@ class ResponseCalls:
                     yield None
             if call.stores:
                 try:
-                    self._kept.create(call)
+                    self._stored.create(call)
                 except StoreError as error:
                     raise explain(error) from error
-            yield dict(call.output.response)
+            yield call.output.response.model_dump()
 
         return Line(self._service, call.generation, answers())
 
@@ -129,8 +140,8 @@ class ResponseCalls:
             return self._streamed(call)
         self._service.wait(call.read(), *call.generation.inferences)
         if call.stores:
-            self._kept.create(call)
-        return jsonify(call.output.response)
+            self._stored.create(call)
+        return respond(call.output.response)
 
     @openai_errors(*GENERATING, 404, body=ResponseRequest, whole=InputTokens)
     def input_tokens(self) -> Response:
@@ -138,11 +149,7 @@ class ResponseCalls:
         data = read_object(request, self._service.config.max_body_bytes)
         asked = {**data, "store": False, "background": False}
         call = self._make(g.owner, asked, g.arrival_s)
-        told: InputTokens = {
-            "object": "response.input_tokens",
-            "input_tokens": call.generation.prompt_tokens,
-        }
-        return jsonify(told)
+        return respond(InputTokens(input_tokens=call.generation.prompt_tokens))
 
     @openai_errors(404)
     def compact(self) -> Response:
@@ -165,28 +172,29 @@ class ResponseCalls:
     def retrieve(self, response_id: str) -> Response:
         first = _first_event()
         _, response = self._present(response_id)
-        return jsonify(response) if first is None else self._resume(response_id, first)
+        return respond(response) if first is None else self._resume(response_id, first)
 
     @openai_errors(*STORED, 404, whole=DeletedResponse)
     def delete(self, response_id: str) -> Response:
-        self._kept.delete(g.owner, response_id)
+        self._stored.delete(g.owner, response_id)
         self._forget(response_id)
-        told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
-        return jsonify(told)
+        return respond(DeletedResponse(id=response_id))
 
     @openai_errors(*STORED, 404, whole=GeneratedResponse)
     def cancel(self, response_id: str) -> Response:
         running, response = self._present(response_id)
-        if not response["background"]:
+        if not response.background:
             raise ApiError(
                 400,
                 "only a response with 'background' can be cancelled; close the connection of "
                 "another",
                 code="invalid_status",
             )
-        if running and self._kept.end({**response, "status": "cancelled"}):
-            self._background.cancel(response_id)
-        return jsonify(self._present(response_id)[1])
+        if running:
+            response.status = "cancelled"
+            if self._stored.end(response):
+                self._background.cancel(response_id)
+        return respond(self._present(response_id)[1])
 
     @openai_errors(
         *STORED,
@@ -195,32 +203,28 @@ class ResponseCalls:
         query={**AFTER, "limit": limit(MOST_LISTED), "order": {"enum": list(ORDERS)}},
     )
     def input_items(self, response_id: str) -> Response:
-        items = self._kept.input_items(g.owner, response_id)
+        items = self._stored.input_items(g.owner, response_id)
         if query_choice(request, "order", ORDERS, "desc") == "desc":
             items.reverse()
         most = query_limit(request, LISTED, MOST_LISTED)
         if (after := request.args.get("after")) is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
+            places = [place for place, item in enumerate(items) if item.id == after]
             if not places:
                 raise ApiError(
                     404, f"there is no item {show(after)} in {response_id}", param="after"
                 )
             items = items[places[0] + 1 :]
         page = items[:most]
-        told: InputItems = {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > most,
-        }
-        return jsonify(told)
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return respond(
+            InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > most)
+        )
 
     def _present(self, response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
-        running, response = self._kept.read(g.owner, response_id)
+        running, response = self._stored.read(g.owner, response_id)
         if running and self._background.has_begun(response_id):
-            response["status"] = "in_progress"
+            response.status = "in_progress"
         return running, response
 
     def _resume(self, response_id: str, first: int) -> Response:
@@ -246,7 +250,7 @@ class ResponseCalls:
                 for found in call.read():
                     yield None if found is None else encoded(found)
                 if call.stores:  # not in this thread, which may serve all streams
-                    stored = self._executor.submit(self._kept.create, call)
+                    stored = self._executor.submit(self._stored.create, call)
                     stored.add_done_callback(lambda _: first.updated.set())
                     while not stored.done():
                         yield None
@@ -261,14 +265,14 @@ class ResponseCalls:
 
     def _in_background(self, call: ResponseCall) -> Response:
         inferences = call.generation.inferences
-        queued = jsonify(call.output.response)  # as it is now
-        self._kept.create(call)
+        queued = respond(call.output.response)  # as it is now
+        self._stored.create(call)
         self._background.follow(call)
         try:
             self._service.submit(*inferences, asked=call.wanted)
         except ApiError:
             self._forget(call.id)
-            self._kept.delete(call.owner, call.id)
+            self._stored.delete(call.owner, call.id)
             raise
         g.pop("inferences", None)  # they continue: the log must not count them as cancelled
         return self._resume(call.id, 0) if call.wanted.stream else queued
@@ -284,7 +288,6 @@ class ResponseCalls:
     ) -> ResponseCall:
         """`mark`: a part of the response's id. `stores`: the response is kept unless the call says
         whether it is."""
-        refuse_by_name(data)
         wanted = of_schema(data, ResponseRequest)
         for kind in wanted.left_out:
             self._generations.note(f"tools of type {show(kind)}", "left out of a response")
@@ -295,13 +298,13 @@ class ResponseCalls:
         previous = None
         items: list[InputItem | OutputItem] = []
         if wanted.previous_response_id is not None:
-            previous, items = self._kept.earlier(owner, wanted.previous_response_id)
+            previous, items = self._stored.earlier(owner, wanted.previous_response_id)
         own = stored_items(wanted.input)
         generation = generation_of(
             wanted, messages_of([*items, *own]), self._generations, arrival_s
         )
         if stores:
-            self._kept.require_room(owner, len(as_json(own)))
+            self._stored.require_room(owner, own)
         id = new_id(f"resp_{mark}" if mark else "resp")
         name, defaults = self._service.names[0], self._service.defaults
         response = begun(wanted, id, name, defaults, stores=stores)
@@ -310,7 +313,8 @@ class ResponseCalls:
             for space, one in wanted.functions
             if space is not None
         }
-        return ResponseCall(owner, wanted, generation, Output(response, spaces), own, previous)
+        output = Output(response, cast(ChatForm, generation.form), spaces)
+        return ResponseCall(owner, wanted, generation, output, own, previous)
 
 
 def _first_event() -> int | None:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from api.http.errors import ApiError, show
 from api.limits import (
     COUNT,
     METADATA,
@@ -37,7 +36,6 @@ MOST_INCLUDED = 16
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 PARTS = ("input_text", "output_text", "refusal")
-THOUGHTS = ("reasoning_text",)
 TOOLS = ("function", "namespace")
 Includable = Literal[  # all but logprobs belong to items that never occur here
     "message.output_text.logprobs",
@@ -112,18 +110,12 @@ def _kind(item: Any) -> Any:
 
 def _few_items(value: Any) -> Any:
     """Counts before anything is checked, as `api.openai.fields.messages` does."""
-    if _are_many(value):
+    items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    lists = [item.get(key) for item in items for key in ("content", "output")]
+    parts = sum(len(found) for found in lists if isinstance(found, list))
+    if isinstance(value, list) and len(value) + parts > MOST_MESSAGES:
         raise ValueError("too many items")
     return value
-
-
-def _are_many(value: Any) -> bool:
-    items = value if isinstance(value, list) else []
-    held = [
-        item.get(key) for item in items if isinstance(item, dict) for key in ("content", "output")
-    ]
-    parts = sum(len(one) for one in held if isinstance(one, list))
-    return len(items) + parts > MOST_MESSAGES
 
 
 Items = Annotated[
@@ -305,33 +297,3 @@ class ResponseRequest(GenerationRequest):
                 yield from ((tool.name, one) for one in tool.tools)
             else:
                 yield None, tool
-
-
-def refuse_by_name(data: dict[str, Any]) -> None:
-    """Raises ApiError for items and parts of types that are not supported, of which the schema
-    could only say that they are none of its own; it says so where there are too many."""
-    if _are_many(data.get("input")):
-        return
-    for item in _objects(data.get("input")):
-        _require(item, "input", ITEMS, fallback="message")
-        parts = THOUGHTS if item.get("type") == "reasoning" else PARTS
-        for key in ("content", "output"):
-            for part in _objects(item.get(key)):
-                _require(part, "input", parts)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _require(
-    found: dict[str, Any], field: str, allowed: tuple[str, ...], *, fallback: str | None = None
-) -> None:
-    kind = found.get("type") or fallback
-    if isinstance(kind, str) and kind not in allowed:
-        raise ApiError(
-            400,
-            f"field '{field}': type {show(kind)} is not supported; allowed: "
-            + ", ".join(map(show, allowed)),
-            param=field,
-        )

@@ -1,86 +1,94 @@
-"""The responses of the Responses API, their items and their events, as types.
-
-The code that builds them is checked against these, and `/openapi.json` is generated from them.
-"""
+"""The responses of the Responses API: their items and their events. A field of type MISSING is left
+out where it does not apply."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+import secrets
+from typing import Any, Literal
 
-from typing_extensions import TypedDict
+from pydantic import MISSING, Field, SkipValidation
 
 from api.openai.shapes import ChatToken
+from api.openapi import Answer
 
 Json = dict[str, Any]
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+Logprobs = SkipValidation[list[ChatToken]]  # there may be many to a token
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
 
 
 # --- items ----------------------------------------------------------------------------------
 
 
-class InputText(TypedDict):
-    type: Literal["input_text"]
+class InputText(Answer):
+    type: Literal["input_text"] = "input_text"
     text: str
 
 
-class OutputText(TypedDict):
-    type: Literal["output_text"]
+class OutputText(Answer):
+    type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[Json]  # empty: there are no tools that cite
-    logprobs: list[ChatToken]
+    annotations: list[Json] = Field(default_factory=list)  # there are no tools that cite
+    logprobs: Logprobs = Field(default_factory=list)
 
 
-class Refusal(TypedDict):  # of another server, in a history
-    type: Literal["refusal"]
+class Refusal(Answer):  # of another server, in a history
+    type: Literal["refusal"] = "refusal"
     refusal: str
 
+    @property
+    def text(self) -> str:
+        return self.refusal
 
-class InputMessage(TypedDict):
+
+class InputMessage(Answer):
     id: str
-    type: Literal["message"]
-    status: Literal["completed"]
+    type: Literal["message"] = "message"
+    status: Literal["completed"] = "completed"
     role: Literal["user", "assistant", "system", "developer"]
     content: list[InputText | OutputText | Refusal]
 
 
-class OutputMessage(TypedDict):
+class OutputMessage(Answer):
     id: str
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     status: ItemStatus
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
 
-class FunctionCall(TypedDict):
+class FunctionCall(Answer):
     id: str
-    type: Literal["function_call"]
+    type: Literal["function_call"] = "function_call"
     status: ItemStatus
     call_id: str
     name: str
-    namespace: NotRequired[str]  # where the function was offered in one
+    namespace: str | MISSING = MISSING  # where the function was offered in one
     arguments: str
 
 
-class FunctionCallOutput(TypedDict):
+class FunctionCallOutput(Answer):
     id: str
-    type: Literal["function_call_output"]
-    status: Literal["completed"]
+    type: Literal["function_call_output"] = "function_call_output"
+    status: Literal["completed"] = "completed"
     call_id: str
     output: str
 
 
-class ReasoningText(TypedDict):
-    type: Literal["reasoning_text"]
+class ReasoningText(Answer):
+    type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class Reasoning(TypedDict):
+class Reasoning(Answer):
     id: str
-    type: Literal["reasoning"]
+    type: Literal["reasoning"] = "reasoning"
     status: ItemStatus
-    summary: list[Json]  # empty: the reasoning itself is the content
+    summary: list[Json] = Field(default_factory=list)  # the reasoning itself is the content
     content: list[ReasoningText]
 
 
@@ -88,41 +96,28 @@ OutputItem = OutputMessage | FunctionCall | Reasoning
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
 
 
-class InputTokens(TypedDict):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class InputItems(TypedDict):
-    object: Literal["list"]
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 # --- the response ---------------------------------------------------------------------------
 
 
-class ResponseFault(TypedDict):
+class ResponseFault(Answer):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
-class Incomplete(TypedDict):
+class Incomplete(Answer):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(TypedDict):
+class InputTokensDetails(Answer):
     cached_tokens: int
-    cache_write_tokens: int  # 0: the cache keeps what was computed anyway
+    cache_write_tokens: int = 0  # the cache keeps what was computed anyway
 
 
-class OutputTokensDetails(TypedDict):
+class OutputTokensDetails(Answer):
     reasoning_tokens: int
 
 
-class ResponseUsage(TypedDict):
+class ResponseUsage(Answer):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -130,61 +125,46 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-class TextConfig(TypedDict):
+class TextConfig(Answer):
     format: Json
-    verbosity: NotRequired[str]
+    verbosity: str | MISSING = MISSING
 
 
-class GeneratedResponse(TypedDict):
+# the defaults are what it has before anything is generated, for a request that says nothing
+class GeneratedResponse(Answer):
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
-    completed_at: int | None
-    status: Status
-    background: bool
-    error: ResponseFault | None
-    incomplete_details: Incomplete | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
+    completed_at: int | None = None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool = False
+    error: ResponseFault | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
     model: str
-    output: list[OutputItem]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: Json | None
-    service_tier: NotRequired[Literal["default", "flex"]]
+    output: list[OutputItem] = Field(default_factory=list)
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Json | None = None
+    service_tier: Literal["default", "flex"] | MISSING = MISSING
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: str | Json
+    tool_choice: str | Json = "auto"
     tools: list[Json]
-    top_logprobs: int
+    top_logprobs: int = 0
     top_p: float
-    truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | None
-    user: str | None
-
-
-class DeletedResponse(TypedDict):
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
+    truncation: Literal["auto", "disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
 
 
 # --- events ---------------------------------------------------------------------------------
 
 
-ResponseEventType = Literal[
-    "response.created",
-    "response.queued",
-    "response.in_progress",
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-]
-
-
-class _Event(TypedDict):
+class _Event(Answer):
     sequence_number: int  # from 0, one more with each event
 
 
@@ -194,13 +174,20 @@ class _OfItem(_Event):
 
 
 class _OfContent(_OfItem):
-    content_index: int
+    content_index: int = 0
 
 
 class ResponseEvent(_Event):
     """The response as it is when it begins and ends."""
 
-    type: ResponseEventType
+    type: Literal[
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
     response: GeneratedResponse
 
 
@@ -216,34 +203,36 @@ class PartEvent(_OfContent):
 
 
 class TextDelta(_OfContent):
-    type: Literal["response.output_text.delta"]
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
     delta: str
-    logprobs: list[ChatToken]
+    logprobs: Logprobs
 
 
 class TextDone(_OfContent):
-    type: Literal["response.output_text.done"]
+    type: Literal["response.output_text.done"] = "response.output_text.done"
     text: str
-    logprobs: list[ChatToken]
+    logprobs: Logprobs
 
 
 class ReasoningDelta(_OfContent):
-    type: Literal["response.reasoning_text.delta"]
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     delta: str
 
 
 class ReasoningDone(_OfContent):
-    type: Literal["response.reasoning_text.done"]
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     text: str
 
 
 class ArgumentsDelta(_OfItem):
-    type: Literal["response.function_call_arguments.delta"]
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
     delta: str
 
 
 class ArgumentsDone(_OfItem):
-    type: Literal["response.function_call_arguments.done"]
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     name: str
     arguments: str
 

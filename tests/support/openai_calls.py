@@ -46,7 +46,7 @@ def chunks(client: FlaskClient, path: str = COMPLETIONS, **fields: Any) -> list[
     *events, done, rest = answer.get_data(as_text=True).split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     parts = [json.loads(line.removeprefix("data: ")) for line in events]
-    assert events == ["data: " + json.dumps(part, separators=(",", ":")) for part in parts]
+    assert all(line.startswith("data: {") and line.isascii() for line in events)
     assert all(isinstance(part["system_fingerprint"], str) for part in parts)
     return parts
 

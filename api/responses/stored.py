@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import cast
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from api.http.errors import ApiError
 from api.jobs.store import explain
-from api.responses.items import as_json
 from api.responses.output import ResponseCall
-from api.responses.shapes import GeneratedResponse, InputItem, OutputItem
+from api.responses.shapes import GeneratedResponse, InputItem, OutputItem, ResponseFault
 from deferred.entities import NewResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
 from deferred.jobs import Jobs
@@ -20,26 +20,26 @@ DAY_S = 86_400
 MOST_CONVERSATION_BYTES = 16 * 2**20
 LOST_AFTER_S = 60.0  # after the longest time that a request may take
 LOST = "the server ended before the response was complete"
-UNAVAILABLE = 503
+INPUT = TypeAdapter(list[InputItem])
 
 
-class Kept:
+class StoredResponses:
     """Raises StoreError, where nothing else is said. Any thread may call it."""
 
     def __init__(self, jobs: Jobs, config: Config) -> None:
         self._jobs = jobs
         self._config = config
 
-    def require_room(self, owner: str, size_bytes: int) -> None:
-        """Raises ApiError if no response can be stored."""
+    def require_room(self, owner: str, own: list[InputItem]) -> None:
+        """Raises ApiError if no response with this input can be stored."""
         try:
-            store = self._jobs.store.responses
-            store.require_room(owner, size_bytes, self._config.max_stored_bytes)
+            store, most_bytes = self._jobs.store.responses, self._config.max_stored_bytes
+            store.require_room(owner, len(to_json(own)), most_bytes)
         except StoreError as error:
-            told = explain(error)
-            if told.status == UNAVAILABLE:
-                told.message += '; a response with "store": false needs none'
-            raise told from error
+            refused = explain(error)
+            if refused.status == 503:
+                refused.message += '; a response with "store": false needs none'
+            raise refused from error
 
     def earlier(self, owner: str, response_id: str) -> tuple[int, list[InputItem | OutputItem]]:
         """The number of a response, and the items of its conversation. Raises ApiError."""
@@ -61,22 +61,22 @@ class Kept:
             raise ApiError(400, f"the response {response_id} is not complete yet", param=field)
         items: list[InputItem | OutputItem] = []
         for response in responses:
-            items += json.loads(response.input)
-            items += json.loads(response.body)["output"]
+            items += INPUT.validate_json(response.input)
+            items += GeneratedResponse.model_validate_json(response.body).output
         return newest.number, items
 
     def create(self, call: ResponseCall) -> None:
         """A response in the background has not ended yet."""
         now_s, response = time.time(), call.output.response
         lost_at = None
-        if response["status"] == "queued":
+        if response.status == "queued":
             lost_at = now_s + self._config.request_timeout + LOST_AFTER_S
         self._jobs.store.responses.create(
             call.owner,
             NewResponse(
-                response["id"],
-                as_json(call.own),
-                as_json(response),
+                response.id,
+                to_json(call.own),
+                to_json(response),
                 now_s + self._config.response_retention_days * DAY_S,
                 call.previous,
                 lost_at,
@@ -86,22 +86,22 @@ class Kept:
 
     def end(self, response: GeneratedResponse) -> bool:
         """Of one in the background; False if it has ended already, or is gone."""
-        return self._jobs.store.responses.end(response["id"], as_json(response))
+        return self._jobs.store.responses.end(response.id, to_json(response))
 
     def read(self, owner: str, response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is being generated, and the response; of one that is, as it began."""
         now_s = time.time()
         stored = self._jobs.store.responses.get(owner, response_id, now_s)
-        response: GeneratedResponse = json.loads(stored.body)
+        response = GeneratedResponse.model_validate_json(stored.body)
         if stored.lost_at is None or stored.lost_at > now_s:
             return stored.lost_at is not None, response
-        response["status"] = "failed"
-        response["error"] = {"code": "server_error", "message": LOST}
+        response.status = "failed"
+        response.error = ResponseFault(code="server_error", message=LOST)
         return False, response
 
     def input_items(self, owner: str, response_id: str) -> list[InputItem]:
         stored = self._jobs.store.responses.get(owner, response_id, time.time())
-        return cast(list[InputItem], json.loads(stored.input))
+        return INPUT.validate_json(stored.input)
 
     def delete(self, owner: str, response_id: str) -> None:
         self._jobs.store.responses.delete(owner, response_id, time.time())
