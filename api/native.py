@@ -30,7 +30,7 @@ from api.limits import (
 from api.openapi import GENERATING, plain_errors
 from api.service import READY, Description, Health, Service
 from api.signals import Signals
-from api.stream import PLACE, event, event_stream, text_event
+from api.stream import PLACE, around_text, event, event_stream, quoted
 from engine.inference import Inference
 from seams import ServiceClass
 from telemetry.figures import Figures, Iterations
@@ -169,14 +169,17 @@ def _read(service: Service, accepted: Inference) -> Iterator[tuple[str, int] | N
 
 def _events(service: Service, accepted: Inference, prompt: str) -> Iterator[bytes | None]:
     texts = []
-    of_one = text_event(InferencePiece(text=PLACE, tokens=1))
+    before, after = around_text(InferencePiece(text=PLACE, tokens=1))
     for found in _read(service, accepted):
         if found is None:
             yield None
             continue
         text, tokens = found
         texts.append(text)
-        yield of_one(text) if tokens == 1 else event(InferencePiece(text=text, tokens=tokens))
+        if tokens == 1:
+            yield before + quoted(text).encode() + after
+        else:
+            yield event(InferencePiece(text=text, tokens=tokens))
     yield event({**_answer(accepted, prompt, "".join(texts)), "done": True})
 
 

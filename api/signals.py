@@ -54,8 +54,16 @@ def signal(
 ) -> None:
     """Gives requests what their client told. A field overrides its header. `owner`: of the key;
     "" if none is required. `most_urgent`: the lowest priority allowed. Raises ApiError."""
-    user = asked.user or _name(headers, USER)
-    program = asked.program or _name(headers, PROGRAM)
+    names = []
+    for said, header in ((asked.user, USER), (asked.program, PROGRAM)):
+        names.append(said or headers.get(header, ""))
+        if not said and len(names[-1]) > MOST_CHARACTERS:
+            raise ApiError(
+                400,
+                f"header {header} has {len(names[-1])} characters; allowed: at most "
+                f"{MOST_CHARACTERS}",
+            )
+    user, program = names
     priority = asked.priority
     if priority is None:
         told = headers.get(PRIORITY_HEADER, "0")
@@ -77,16 +85,6 @@ def signal(
         inference.ttft_target_s = asked.ttft_target_s
         inference.tpot_target_s = asked.tpot_target_s
         inference.predicted = asked.predicted_tokens
-
-
-def _name(headers: Headers, header: str) -> str:
-    name = headers.get(header, "")
-    if len(name) > MOST_CHARACTERS:
-        raise ApiError(
-            400,
-            f"header {header} has {len(name)} characters; allowed: at most {MOST_CHARACTERS}",
-        )
-    return name
 
 
 def _number(*names: str) -> int:

@@ -20,7 +20,7 @@ from api.service import Service
 from api.signals import Signals
 from engine.inference import Inference
 
-_quoted = json.encoder.encode_basestring_ascii  # of one text the fastest
+quoted = json.encoder.encode_basestring_ascii  # of one text the fastest
 PLACE = "\ufdd0"  # of a text that is known later: a noncharacter
 
 
@@ -28,10 +28,10 @@ def event(data: Mapping[str, Any] | Answer) -> bytes:
     return b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
 
 
-def text_event(data: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """As `event(data)` with a text in each `PLACE`: all around it is encoded once."""
-    before, after = event(data).split(_quoted(PLACE).encode())
-    return lambda text: before + _quoted(text).encode() + after
+def around_text(data: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """What `event(data)` has before and after a text in the place of `PLACE`, encoded once."""
+    before, after = event(data).split(quoted(PLACE).encode())
+    return before, after
 
 
 class Call(Protocol[Item]):
@@ -75,12 +75,8 @@ def event_stream(
     a comment are sent to keep proxies from closing the stream. Cancels the requests when the client
     disconnects, before, while or instead of reading."""
     client, updated = request.environ.get("gunicorn.socket"), inferences[0].updated
-    unwatch = service.departures.watch(client, partial(service.cancel, *inferences))
-
-    def close() -> None:
-        unwatch()
-        service.cancel(*inferences)
-
+    cancel = partial(service.cancel, *inferences)
+    unwatch = service.departures.watch(client, cancel)
     told = _guarded(events, shape)
     silent_s = service.clock() - inferences[0].arrival_s  # it may have been pending in the intake
     if not updated.wait(max(0.0, service.config.stream_heartbeat - silent_s)):
@@ -88,19 +84,20 @@ def event_stream(
     else:
         for inference in inferences:
             if (record := inference.record) is not None and record.generated == 0:
-                close()
+                unwatch()
+                cancel()
                 service.outcome(inference)
-    return stream_of(service, inferences, told, close)
+    return stream_of(service, inferences, told, unwatch, cancel)
 
 
 def stream_of(
     service: Service,
     sources: Sequence[Updated],
     events: Iterator[bytes | None],
-    close: Callable[[], object],
+    *closing: Callable[[], object],
 ) -> Response:
     """`events`, with None where there is nothing to send before the next update of a source.
-    `close` is called at the end, also where the client is gone."""
+    `closing` is called at the end, also where the client is gone."""
     client = request.environ.get("gunicorn.socket")
     if client is None:  # the server is not gunicorn
         body = awaited(events, sources[0].updated)
@@ -110,7 +107,8 @@ def stream_of(
     response = Response(body, mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"  # proxies like nginx must not buffer it
-    response.call_on_close(close)
+    for call in closing:
+        response.call_on_close(call)
     return response
 
 

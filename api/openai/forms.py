@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from api.openai.choices import Finish, Segment, Token
@@ -20,6 +19,7 @@ from api.openai.shapes import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ChatPart,
     ChatToken,
     ChunkHead,
     Completion,
@@ -37,7 +37,7 @@ FINGERPRINT = "fp_effective_batching"  # of every server: typed clients require 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class Form:
+class _Form:
     """The response format of one of the two endpoints. `name`: of the model. `tells_usage`: a
     stream ends with it."""
 
@@ -60,50 +60,30 @@ class Form:
         self._alternatives = wanted.alternatives
         self._tokenizer = tokenizer
 
-    def opening(self, choices: int) -> Iterable[ChatChunk]:
-        """Before any token."""
-        return ()
 
-    @abstractmethod
-    def chunks(self, segment: Segment) -> Iterator[CompletionChunk | ChatChunk]: ...
-
-    @abstractmethod
-    def last(self, usage: Usage) -> CompletionChunk | ChatChunk: ...
-
-    @abstractmethod
-    def whole(
-        self, parts: Sequence[Segment], choices: int, usage: Usage
-    ) -> Completion | ChatCompletion: ...
-
-
-class CompletionForm(Form):
+class CompletionForm(_Form):
     prefix = "cmpl"
 
     def chunks(self, segment: Segment) -> Iterator[CompletionChunk]:
-        yield {
-            **self._chunk_head,
-            "object": "text_completion",
-            "choices": [self._choice(segment)],
+        tokens = [*segment.tokens, *segment.ending]
+        choice: CompletionChoice = {
+            "index": segment.index,
+            "text": segment.text,
+            "logprobs": None if self._alternatives is None else self._logprobs(tokens),
+            "finish_reason": segment.finish,
         }
+        yield {**self._chunk_head, "object": "text_completion", "choices": [choice]}
 
     def last(self, usage: Usage) -> CompletionChunk:
         return {**self._chunk_head, "object": "text_completion", "choices": [], "usage": usage}
 
     def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> Completion:
+        told = [chunk for segment in joined(parts, choices) for chunk in self.chunks(segment)]
         return {
             **self._head,
             "object": "text_completion",
-            "choices": [self._choice(segment) for segment in joined(parts, choices)],
+            "choices": [choice for chunk in told for choice in chunk["choices"]],
             "usage": usage,
-        }
-
-    def _choice(self, segment: Segment) -> CompletionChoice:
-        tokens = [*segment.tokens, *segment.ending]
-        return {
-            "index": segment.index,
-            "text": segment.text,
-            "logprobs": None if self._alternatives is None else self._logprobs(tokens),
-            "finish_reason": segment.finish,
         }
 
     def _logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs:
@@ -134,33 +114,36 @@ class CompletionForm(Form):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in held)
 
 
-class ChatForm(Form):
+class ChatForm(_Form):
+    """Where `functions` were offered, as before there were tools, an answer has one call."""
+
     prefix = "chatcmpl"
 
     def __init__(
         self, name: str, wanted: ChatRequest, tokenizer: Tokenizer, call_form: CallForm
     ) -> None:
         super().__init__(name, wanted, tokenizer)
-        self._call_form = call_form
+        self.new_call_id = call_form.new_id
+        self._of_functions = wanted.of_functions
         self._each: ChatDelta = {}
         if wanted.model == "tgi":  # TGI's own client wants these in each delta, as TGI sends them
             self._each = {"role": "assistant", "tool_calls": None}
 
     def opening(self, choices: int) -> Iterator[ChatChunk]:
+        """Before any token."""
         for index in range(choices):
-            yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def chunks(self, segment: Segment) -> Iterator[ChatChunk]:
         if segment.reasoning:
-            delta: ChatDelta = {"reasoning_content": segment.reasoning}
-            yield self._chunk(segment.index, delta, None, None)
+            yield self._chunk(segment.index, {"reasoning_content": segment.reasoning})
         if segment.text or segment.tokens:
             logprobs = self._logprobs(segment.tokens)
-            yield self._chunk(segment.index, {"content": segment.text}, logprobs, None)
+            yield self._chunk(segment.index, {"content": segment.text}, logprobs)
         for piece in segment.calls:
-            yield self._chunk(segment.index, self._delta(piece), None, None)
+            yield self._chunk(segment.index, self._delta(piece))
         if segment.finish is not None:
-            yield self._chunk(segment.index, {}, None, self._finish(segment.finish))
+            yield self._chunk(segment.index, {}, finish=self._finish(segment.finish))
 
     def last(self, usage: Usage) -> ChatChunk:
         return {
@@ -186,64 +169,6 @@ class ChatForm(Form):
             "usage": usage,
         }
 
-    def _message(self, segment: Segment) -> ChatMessage:
-        message = self._said(segment)
-        if segment.reasoning:
-            message["reasoning_content"] = segment.reasoning
-        return message
-
-    def _said(self, segment: Segment) -> ChatMessage:
-        if not segment.calls:
-            return {"role": "assistant", "content": segment.text, "refusal": None}
-        calls: dict[int, ChatCall] = {}
-        for piece in segment.calls:
-            if piece.name is not None:
-                function: CalledFunction = {"name": piece.name, "arguments": ""}
-                identity = self.new_call_id()
-                calls[piece.index] = {"id": identity, "type": "function", "function": function}
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-        return {
-            "role": "assistant",
-            "content": segment.text or None,
-            "refusal": None,
-            "tool_calls": list(calls.values()),
-        }
-
-    def _delta(self, piece: CallPiece) -> ChatDelta:
-        call: CallDelta = {"index": piece.index, "function": {"arguments": piece.arguments}}
-        if piece.name is not None:
-            call = {
-                "index": piece.index,
-                "id": self.new_call_id(),
-                "type": "function",
-                "function": {"name": piece.name, "arguments": piece.arguments},
-            }
-        return {"tool_calls": [call]}
-
-    def _finish(self, finish: Finish | None) -> Finish | None:
-        return finish
-
-    def _chunk(
-        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None, finish: Finish | None
-    ) -> ChatChunk:
-        return {
-            **self._chunk_head,
-            "object": "chat.completion.chunk",
-            "choices": [
-                {
-                    "index": index,
-                    "delta": {**self._each, **delta},
-                    "logprobs": logprobs,
-                    "finish_reason": finish,
-                }
-            ],
-        }
-
-    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
-        if self._alternatives is None:
-            return None
-        return {"content": self.scored(tokens), "refusal": None}
-
     def scored(self, tokens: Sequence[Token]) -> list[ChatToken]:
         return [
             {
@@ -254,8 +179,58 @@ class ChatForm(Form):
             if token.logprobs is not None  # as of all that were generated
         ]
 
-    def new_call_id(self) -> str:
-        return self._call_form.new_id()
+    def _message(self, segment: Segment) -> ChatMessage:
+        message: ChatMessage = {"role": "assistant", "content": segment.text, "refusal": None}
+        calls: dict[int, ChatCall] = {}
+        for piece in segment.calls:
+            if piece.name is not None:
+                function: CalledFunction = {"name": piece.name, "arguments": ""}
+                identity = self.new_call_id()
+                calls[piece.index] = {"id": identity, "type": "function", "function": function}
+            calls[piece.index]["function"]["arguments"] += piece.arguments
+        if calls:
+            message["content"] = segment.text or None
+        if calls and self._of_functions:
+            message["function_call"] = next(iter(calls.values()))["function"]
+        elif calls:
+            message["tool_calls"] = list(calls.values())
+        if segment.reasoning:
+            message["reasoning_content"] = segment.reasoning
+        return message
+
+    def _delta(self, piece: CallPiece) -> ChatDelta:
+        call: CallDelta = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        if piece.name is not None:
+            call = {
+                "index": piece.index,
+                "id": self.new_call_id(),
+                "type": "function",
+                "function": {"name": piece.name, "arguments": piece.arguments},
+            }
+        return {"function_call": call["function"]} if self._of_functions else {"tool_calls": [call]}
+
+    def _finish(self, finish: Finish | None) -> Finish | None:
+        return "function_call" if self._of_functions and finish == "tool_calls" else finish
+
+    def _chunk(
+        self,
+        index: int,
+        delta: ChatDelta,
+        logprobs: ChatLogprobs | None = None,
+        finish: Finish | None = None,
+    ) -> ChatChunk:
+        choice: ChatPart = {
+            "index": index,
+            "delta": {**self._each, **delta},
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        return {**self._chunk_head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        if self._alternatives is None:
+            return None
+        return {"content": self.scored(tokens), "refusal": None}
 
     def _named(self, token: int, logprob: float) -> Alternative:
         held = self._tokenizer.token_bytes(token)
@@ -266,22 +241,7 @@ class ChatForm(Form):
         }
 
 
-class FunctionForm(ChatForm):
-    """Where `functions` were offered, as before there were tools: an answer has one call."""
-
-    def _message(self, segment: Segment) -> ChatMessage:
-        message = super()._message(segment)
-        if calls := message.pop("tool_calls", None):
-            message["function_call"] = calls[0]["function"]
-        return message
-
-    def _delta(self, piece: CallPiece) -> ChatDelta:
-        calls = super()._delta(piece)["tool_calls"]
-        assert calls
-        return {"function_call": calls[0]["function"]}
-
-    def _finish(self, finish: Finish | None) -> Finish | None:
-        return "function_call" if finish == "tool_calls" else finish
+Form = CompletionForm | ChatForm
 
 
 def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:

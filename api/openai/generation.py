@@ -19,11 +19,11 @@ from api.openai.choices import Choice, Segment
 from api.openai.errors import error_shape
 from api.openai.fields.messages import Message, for_template, text_of
 from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
-from api.openai.forms import ChatForm, CompletionForm, Form, FunctionForm
+from api.openai.forms import ChatForm, CompletionForm, Form
 from api.openai.offer import Offer, rule_of
 from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetails, Usage
 from api.service import Service
-from api.stream import PLACE, answer, event, text_event
+from api.stream import PLACE, answer, around_text, event, quoted
 from engine.inference import Inference, new_group
 from seams import Constraint, Sampling
 from text.chat import ConversationError, characters
@@ -103,15 +103,17 @@ class Generation:
     def events(self) -> Iterator[bytes | None]:
         """Of a stream; None where there is none before the next update."""
         form, choices = self.form, range(len(self.choices))
-        texts = [text_event(next(form.chunks(Segment(index, PLACE)))) for index in choices]
-        yield from map(event, form.opening(len(choices)))
+        if isinstance(form, ChatForm):
+            yield from map(event, form.opening(len(choices)))
+        texts = [around_text(next(form.chunks(Segment(index, PLACE)))) for index in choices]
         for segment in follow(self.choices):
             if segment is None:
                 yield None
             elif segment.tokens or segment.finish or segment.calls or segment.reasoning:
                 yield from map(event, form.chunks(segment))
             else:
-                yield texts[segment.index](segment.text)
+                before, after = texts[segment.index]
+                yield before + quoted(segment.text).encode() + after
         if form.tells_usage:
             yield event(form.last(self.usage()))
         yield END
@@ -160,8 +162,7 @@ class Generations:
             add_generation_prompt=wanted.add_generation_prompt is not False,
             names=wanted.template_names,
         )
-        make = FunctionForm if wanted.of_functions else ChatForm
-        form = make(service.names[0], wanted, service.tokenizer, template.form)
+        form = ChatForm(service.names[0], wanted, service.tokenizer, template.form)
         place: Place = "none"
         if template.reasons:
             end = b"".join(map(service.tokenizer.token_bytes, ids[-MARK_TOKENS:]))
@@ -233,8 +234,10 @@ class Generations:
             raise ApiError(
                 400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
             )
-        service.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
-        service.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
+        if wanted.logit_bias:
+            service.require_tokens([int(key) for key in wanted.logit_bias], "logit_bias")
+        if wanted.stop_token_ids:
+            service.require_tokens(wanted.stop_token_ids, "stop_token_ids")
         service.require_ready()
 
     def _most_tokens(self, wanted: CallRequest, known: int) -> int:
