@@ -202,3 +202,22 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[CallPiece]]]:
             texts, calls = [], []
         texts.append(piece)
     yield "".join(texts), calls
+
+
+def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
+    """All segments of each choice joined."""
+    own: list[list[Segment]] = [[] for _ in range(choices)]
+    for part in parts:
+        own[part.index].append(part)
+    return [
+        Segment(
+            index,
+            "".join(part.text for part in mine),
+            [token for part in mine for token in part.tokens],
+            mine[-1].finish,
+            mine[-1].ending,
+            [piece for part in mine for piece in part.calls],
+            "".join(part.reasoning for part in mine),
+        )
+        for index, mine in enumerate(own)
+    ]

@@ -6,10 +6,22 @@ from collections.abc import Callable
 from functools import partial
 
 from flask import Response
+from typing_extensions import TypedDict
 
 from api.http.errors import ApiError, error_response
-from api.openai.shapes import OpenAIError
 from api.openapi import documented
+
+
+class OpenAIErrorBody(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    error: OpenAIErrorBody
+
 
 openai_errors = partial(documented, OpenAIError, 500)
 

@@ -19,9 +19,16 @@ from api.openai.choices import Choice, Segment
 from api.openai.errors import error_shape
 from api.openai.fields.messages import Message, for_template, text_of
 from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
-from api.openai.forms import ChatForm, CompletionForm, Form
-from api.openai.offer import Offer, rule_of
-from api.openai.shapes import ChatCompletion, Completion, CompletionTokensDetails, Usage
+from api.openai.fields.tools import Offer, rule_of
+from api.openai.forms import (
+    ChatCompletion,
+    ChatForm,
+    Completion,
+    CompletionForm,
+    CompletionTokensDetails,
+    Form,
+    Usage,
+)
 from api.service import Service
 from api.stream import PLACE, answer, around_text, event, quoted
 from engine.inference import Inference, new_group

@@ -5,23 +5,30 @@ docs/openai.md lists what is supported and what differs.
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, g, jsonify, request
+from typing import Literal
+
+from flask import Blueprint, Response, g, request
 
 from api.http.body import read_object
-from api.openai.errors import openai_errors
+from api.openai.errors import OpenAIError, openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
+from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from api.openai.generation import DONE, Generations
-from api.openai.shapes import (
-    ChatChunk,
-    ChatCompletion,
-    Completion,
-    CompletionChunk,
-    ModelCard,
-    ModelList,
-    OpenAIError,
-)
-from api.openapi import GENERATING
+from api.openapi import GENERATING, Answer, respond
 from api.service import Service
+
+
+class ModelCard(Answer):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "effective-batching"
+    max_model_len: int  # vLLM's: tokens of a prompt and its answer
+
+
+class ModelList(Answer):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 def make_blueprint(service: Service, generations: Generations) -> Blueprint:
@@ -30,25 +37,18 @@ def make_blueprint(service: Service, generations: Generations) -> Blueprint:
 
     def card(name: str) -> ModelCard:
         service.require_ready()  # routers take a list for a server that takes requests
-        return {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "effective-batching",
-            "max_model_len": service.context,
-        }
+        return ModelCard(id=name, max_model_len=service.context)
 
     @blueprint.get("/models")
     @openai_errors(503, whole=ModelList)
     def models() -> Response:
-        told: ModelList = {"object": "list", "data": [card(name) for name in service.names]}
-        return jsonify(told)
+        return respond(ModelList(data=[card(name) for name in service.names]))
 
     @blueprint.get("/models/<path:name>")
     @openai_errors(404, 503, whole=ModelCard)
     def model(name: str) -> Response:
         service.require_served(name, ())
-        return jsonify(card(name))
+        return respond(card(name))
 
     @blueprint.post("/completions")
     @openai_errors(

@@ -12,8 +12,7 @@ from concurrent.futures import Executor
 from api.http.errors import ApiError, internal_error
 from api.jobs.store import explain
 from api.openai.errors import error_shape
-from api.responses.output import ResponseCall
-from api.responses.shapes import Event
+from api.responses.output import Event, ResponseCall
 from api.responses.stored import StoredResponses
 from api.service import Service
 from api.stream import event

@@ -10,9 +10,9 @@ from api.defaults import SamplingDefaults
 from api.http.errors import ApiError
 from api.openai.fields.schemas import GenerationRequest
 from api.openai.generation import Generation, Generations
-from api.responses.items import Message
-from api.responses.schemas import AllowedChoice, OtherTool, ResponseRequest, ToolChoice, name_in
-from api.responses.shapes import GeneratedResponse, Json, TextConfig
+from api.responses.items import Json, Message
+from api.responses.output import GeneratedResponse, TextConfig
+from api.responses.schemas import AllowedFunctions, OtherTool, ResponseRequest, ToolChoice, name_in
 
 SHARED = set(GenerationRequest.model_fields) - {"n", "stream_options", "response_format"}
 SHOWN = {  # of the request in the response
@@ -125,7 +125,7 @@ def _chat(wanted: ResponseRequest) -> Json:
     return fields
 
 
-def _of_chat(choice: str | ToolChoice | AllowedChoice) -> str | Json:
+def _of_chat(choice: str | ToolChoice | AllowedFunctions) -> str | Json:
     if isinstance(choice, str):
         return choice
     if isinstance(choice, ToolChoice):

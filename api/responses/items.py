@@ -1,31 +1,101 @@
-"""Items of a conversation: as clients send them, as they are stored, and as messages of a chat."""
+"""Items of a conversation: as they are stored and sent, made of what clients send, and as messages
+of a chat. A field of type MISSING is left out where it does not apply."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import MISSING
+from pydantic import MISSING, Field, SkipValidation
 
 from api.openai.fields.messages import RefusalPart
+from api.openai.forms import ChatToken
+from api.openapi import Answer
 from api.responses.schemas import CallItem, Item, MessageItem, Part, ReasoningItem, name_in
-from api.responses.shapes import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputItem,
-    InputMessage,
-    InputText,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    new_id,
-)
 
-Message = dict[str, Any]  # of `/v1/chat/completions`
+Json = dict[str, Any]
+Message = Json  # of `/v1/chat/completions`
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Logprobs = SkipValidation[list[ChatToken]]  # there may be many to a token
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class InputText(Answer):
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class OutputText(Answer):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Json] = Field(default_factory=list)  # there are no tools that cite
+    logprobs: Logprobs = Field(default_factory=list)
+
+
+class Refusal(Answer):  # of another server, in a history
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class InputMessage(Answer):
+    id: str
+    type: Literal["message"] = "message"
+    status: Literal["completed"] = "completed"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[InputText | OutputText | Refusal]
+
+
+class OutputMessage(Answer):
+    id: str
+    type: Literal["message"] = "message"
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class FunctionCall(Answer):
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | MISSING = MISSING  # where the function was offered in one
+    arguments: str
+
+
+class FunctionCallOutput(Answer):
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    status: Literal["completed"] = "completed"
+    call_id: str
+    output: str
+
+
+class ReasoningText(Answer):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class Reasoning(Answer):
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: ItemStatus
+    summary: list[Json] = Field(default_factory=list)  # the reasoning itself is the content
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | FunctionCall | Reasoning
+InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
 
 
 def stored_items(sent: str | Sequence[Item]) -> list[InputItem]:

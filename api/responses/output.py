@@ -8,40 +8,182 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from pydantic import MISSING, Field
+
 from api.follow import follow
 from api.openai.choices import Segment
-from api.openai.forms import ChatForm
+from api.openai.forms import ChatForm, ChatToken, Usage
 from api.openai.generation import Generation
-from api.openai.shapes import ChatToken, Usage
-from api.responses.schemas import ResponseRequest
-from api.responses.shapes import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    Event,
+from api.openapi import Answer
+from api.responses.items import (
     FunctionCall,
-    GeneratedResponse,
-    Incomplete,
     InputItem,
-    InputTokensDetails,
-    ItemEvent,
     ItemStatus,
+    Json,
+    Logprobs,
     OutputItem,
     OutputMessage,
     OutputText,
-    OutputTokensDetails,
-    PartEvent,
     Reasoning,
-    ReasoningDelta,
-    ReasoningDone,
     ReasoningText,
-    ResponseEvent,
-    ResponseFault,
-    ResponseUsage,
-    TextDelta,
-    TextDone,
     new_id,
 )
+from api.responses.schemas import ResponseRequest
 from text.tools.parsing import CallPiece
+
+# --- the response ---------------------------------------------------------------------------
+
+
+class ResponseFault(Answer):
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class Incomplete(Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokensDetails(Answer):
+    cached_tokens: int
+    cache_write_tokens: int = 0  # the cache keeps what was computed anyway
+
+
+class OutputTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class TextConfig(Answer):
+    format: Json
+    verbosity: str | MISSING = MISSING
+
+
+# the defaults are what it has before anything is generated, for a request that says nothing
+class GeneratedResponse(Answer):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool = False
+    error: ResponseFault | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    model: str
+    output: list[OutputItem] = Field(default_factory=list)
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Json | None = None
+    service_tier: Literal["default", "flex"] | MISSING = MISSING
+    store: bool
+    temperature: float
+    text: TextConfig
+    tool_choice: str | Json = "auto"
+    tools: list[Json]
+    top_logprobs: int = 0
+    top_p: float
+    truncation: Literal["auto", "disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+
+
+# --- events ---------------------------------------------------------------------------------
+
+
+class _Event(Answer):
+    sequence_number: int  # from 0, one more with each event
+
+
+class _OfItem(_Event):
+    item_id: str
+    output_index: int
+
+
+class _OfContent(_OfItem):
+    content_index: int = 0
+
+
+class ResponseEvent(_Event):
+    """The response as it is when it begins and ends."""
+
+    type: Literal[
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: GeneratedResponse
+
+
+class ItemEvent(_Event):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(_OfContent):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText | ReasoningText
+
+
+class TextDelta(_OfContent):
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+    delta: str
+    logprobs: Logprobs
+
+
+class TextDone(_OfContent):
+    type: Literal["response.output_text.done"] = "response.output_text.done"
+    text: str
+    logprobs: Logprobs
+
+
+class ReasoningDelta(_OfContent):
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    delta: str
+
+
+class ReasoningDone(_OfContent):
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    text: str
+
+
+class ArgumentsDelta(_OfItem):
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
+    delta: str
+
+
+class ArgumentsDone(_OfItem):
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    name: str
+    arguments: str
+
+
+Event = (
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+)
+
 
 Made = TypeVar("Made", bound=Event)
 

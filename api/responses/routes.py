@@ -22,17 +22,15 @@ from api.jobs.store import (
     query_limit,
     register_store_errors,
 )
-from api.openai.errors import error_shape, openai_errors
+from api.openai.errors import OpenAIError, error_shape, openai_errors
 from api.openai.forms import ChatForm
 from api.openai.generation import Generations
-from api.openai.shapes import OpenAIError
 from api.openapi import GENERATING, STORED, Answer, limit, respond
 from api.responses.background import GONE, Background, EventLogs, encoded
 from api.responses.generating import begun, generation_of
-from api.responses.items import messages_of, stored_items
-from api.responses.output import Output, ResponseCall
+from api.responses.items import InputItem, OutputItem, messages_of, new_id, stored_items
+from api.responses.output import Event, GeneratedResponse, Output, ResponseCall
 from api.responses.schemas import ResponseRequest, name_in
-from api.responses.shapes import Event, GeneratedResponse, InputItem, OutputItem, new_id
 from api.responses.stored import StoredResponses
 from api.service import Service
 from api.stream import event_stream, stream_of

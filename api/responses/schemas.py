@@ -132,7 +132,7 @@ Items = Annotated[
 ]
 
 
-class TextFormat(BaseModel):
+class OutputFormat(BaseModel):
     """What of it is valid is decided as for `response_format` of a chat."""
 
     model_config = ConfigDict(extra="allow")
@@ -141,7 +141,7 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    format: TextFormat | None = None
+    format: OutputFormat | None = None
     verbosity: Verbosity | None = None
 
 
@@ -150,7 +150,7 @@ class ReasoningOptions(BaseModel):
     summary: str | None = None  # none is made: the reasoning itself is shown
 
 
-class Tool(BaseModel):
+class FunctionTool(BaseModel):
     """A function; its schema is checked as that of a chat's."""
 
     type: Literal["function"]
@@ -171,7 +171,7 @@ def _kind_of_tool(tool: Any) -> Any:
     return kind if kind in TOOLS else "other"
 
 
-_Function = Annotated[Tool, Tag("function")]
+_Function = Annotated[FunctionTool, Tag("function")]
 _Other = Annotated[OtherTool, Tag("other")]
 
 
@@ -198,7 +198,7 @@ class ToolChoice(BaseModel):
     namespace: Filled | None = None
 
 
-class AllowedChoice(BaseModel):
+class AllowedFunctions(BaseModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
@@ -246,7 +246,7 @@ class ResponseRequest(GenerationRequest):
         "(up to 64 letters, digits, '_' and '-'), or 'namespace', with a name and such tools; "
         "those of other types are left out",
     )
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedFunctions | None = Field(
         None,
         description="'none', 'auto', 'required', an object with type 'function' and a name, or one "
         "with type 'allowed_tools', mode ('auto' or 'required') and tools",
@@ -281,9 +281,9 @@ class ResponseRequest(GenerationRequest):
         return None
 
     @property
-    def functions(self) -> list[tuple[str | None, Tool]]:
+    def functions(self) -> list[tuple[str | None, FunctionTool]]:
         """Each with its namespace."""
-        return [(space, tool) for space, tool in self._flat if isinstance(tool, Tool)]
+        return [(space, tool) for space, tool in self._flat if isinstance(tool, FunctionTool)]
 
     @property
     def left_out(self) -> set[str]:
@@ -291,7 +291,7 @@ class ResponseRequest(GenerationRequest):
         return {tool.type for _, tool in self._flat if isinstance(tool, OtherTool)}
 
     @property
-    def _flat(self) -> Iterator[tuple[str | None, Tool | OtherTool]]:
+    def _flat(self) -> Iterator[tuple[str | None, FunctionTool | OtherTool]]:
         for tool in self.tools or ():
             if isinstance(tool, Namespace):
                 yield from ((tool.name, one) for one in tool.tools)

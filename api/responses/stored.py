@@ -9,8 +9,8 @@ from pydantic_core import to_json
 
 from api.http.errors import ApiError
 from api.jobs.store import explain
-from api.responses.output import ResponseCall
-from api.responses.shapes import GeneratedResponse, InputItem, OutputItem, ResponseFault
+from api.responses.items import InputItem, OutputItem
+from api.responses.output import GeneratedResponse, ResponseCall, ResponseFault
 from deferred.entities import NewResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
 from deferred.jobs import Jobs

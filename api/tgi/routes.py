@@ -21,10 +21,10 @@ from werkzeug.exceptions import HTTPException
 
 from api.http.body import read_object
 from api.http.errors import ApiError, error_response, http_error, internal_error
-from api.openai.errors import error_shape, with_openai_errors
+from api.openai.errors import OpenAIError, error_shape, with_openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
+from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from api.openai.generation import DONE, Generations
-from api.openai.shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk, OpenAIError
 from api.openapi import BODY, BUSY, GENERATING, documented
 from api.service import READY, Health, Service
 from api.stream import answer

@@ -15,13 +15,11 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
-from api.openai.errors import with_openai_errors
+from api.openai.errors import OpenAIError, with_openai_errors
 from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
-from api.openai.fields.tools import TOOLS, Tools
+from api.openai.fields.tools import TOOLS, Tools, offer_of
 from api.openai.generation import Generations
-from api.openai.offer import offer_of
-from api.openai.shapes import OpenAIError
 from api.openapi import BODY, documented
 from api.service import Service
 from api.tgi.answers import TgiError, tgi_errors

@@ -78,7 +78,7 @@ TemplateNames = Annotated[
 ]
 
 
-class CalledFunction(BaseModel):
+class MessageFunction(BaseModel):
     name: Filled
     arguments: Arguments
 
@@ -106,7 +106,7 @@ def _parsed(text: str) -> Any:
 class MessageCall(BaseModel):
     id: Filled
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: MessageFunction
 
     def for_template(self) -> dict[str, Any]:
         function = {"name": self.function.name, "arguments": self.function.parsed()}
@@ -166,7 +166,7 @@ class AssistantMessage(_Message):
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
     tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None
-    function_call: CalledFunction | None = None
+    function_call: MessageFunction | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -55,10 +55,11 @@ from api.openai.fields.tools import (
     Functions,
     NamedChoice,
     NamedFunction,
+    Offer,
     ToolChoice,
     Tools,
+    offer_of,
 )
-from api.openai.offer import Offer, offer_of
 from seams import Constraint, Sampling
 
 MOST_CHOICES = 128
