@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 9196,
+    "api": 8925,
     "benchmarks": 5988,
     "client": 8210,
     "deferred": 3567,
@@ -30,14 +30,14 @@ LINES = {
     "router": 5017,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29795,
+    "tests": 29792,
     "text": 2035,
     "others": 8485,
 }
-PRODUCT_LINES = 42873  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42602  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
 
 
 @functools.cache
