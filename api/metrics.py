@@ -1,5 +1,5 @@
 """`/metrics` for Prometheus, with the names of text-generation-inference, so that its Grafana
-dashboard works with this server; docs/metrics.md defines them.
+dashboard works with this server; docs/deployment.md defines them.
 
 The figures are kept by `telemetry/stats.py`; cumulation and text are made here, in the reader's
 thread. prometheus_client's own types take a lock for each value of each series, in the loop's
@@ -224,7 +224,7 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
 
 def under_vllms_names(families: Iterable[Metric], model: str) -> Iterator[Metric]:
     """Each of these families a second time, with the label `model_name`. Types and meanings are
-    vLLM's; docs/metrics.md says what is counted otherwise."""
+    vLLM's; docs/deployment.md says what is counted otherwise."""
     for family in families:
         for name in VLLM_NAMES.get(family.name, ()):
             other = Metric(f"vllm:{name}", family.documentation, family.type)

@@ -1,5 +1,5 @@
 """The response of `/stats`: the type and the value of each figure. `/openapi.json` shows the types,
-and docs/figures.md defines each figure. Times are in seconds."""
+and docs/measuring.md defines each figure. Times are in seconds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`--record FILE` of a server: its history, as JSON lines.
 
 The journal's thread reads the history as any other reader does: where the disk is too slow, lines
-are missing, and a line says how many. docs/metrics.md has the format.
+are missing, and a line says how many. docs/deployment.md has the format.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The runs of a folder side by side on one clock, as an animated SVG.
 
-    python -m watch.film FOLDER [--out film.svg]
+    python -m watch.film FOLDER [--modes static,dynamic] [--out film.svg]
 
 FOLDER holds a file for each server, written by `--record FOLDER/NAME.jsonl`; without FOLDER, the
 film shows the runs that ship with the live page. A renderer that does not animate shows the end.
@@ -18,7 +18,7 @@ from seams import KINDS
 from watch.frames import US, ArrivedColumns
 from watch.runs import RECORDED, Recorded, RunError, read_folder
 
-WIDTH, MARGIN, ROW, HEAD, GAP, FOOT = 900, 14, 8, 26, 10, 62
+WIDTH, MARGIN, ROW, HEAD, GAP, FOOT = 900, 14, 5, 26, 10, 62
 PLAY_S, HOLD_S = 8.0, 4.0
 MOST_ROWS = 60  # requests of a run: the first to arrive
 SAYS = {
@@ -28,7 +28,7 @@ SAYS = {
 }
 LEGEND = (
     ("waiting", "waits"),
-    ("prefill", "prefill: the prompt is read"),
+    ("prefill", "prefill: reads the prompt"),
     ("decode", "decode: one token per iteration"),
     ("held", "done, row still computed"),
 )
@@ -46,9 +46,12 @@ text{fill:#e4e8ee}.dim{fill:#98a1ad}.done{fill:#58c786}
 """.replace("\n", "")
 
 
-def film(folder: Path) -> str:
-    """Raises watch.runs.RunError."""
-    runs = read_folder(folder)
+def film(folder: Path, modes: Sequence[str] = ()) -> str:
+    """The runs of these modes, or of all. Raises watch.runs.RunError."""
+    runs = [run for run in read_folder(folder) if not modes or run.hello["mode"] in modes]
+    if not runs:
+        raise RunError(f"{folder}: no run of the modes {', '.join(modes)}")
+    quickest = min(runs, key=lambda run: _end_us(run) - _zero_us(run))
     span_us = max(_end_us(run) - _zero_us(run) for run in runs)
     heights = [HEAD + ROW * len(_shown(run)) + GAP for run in runs]
     height = sum(heights) + FOOT
@@ -64,7 +67,7 @@ def film(folder: Path) -> str:
     ]
     top = 4
     for run, tall in zip(runs, heights, strict=True):
-        parts += _panel(run, top, span_us)
+        parts += _panel(run, top, span_us, run is quickest)
         top += tall
     parts += _foot(runs[0], top, span_us)
     parts.append(
@@ -99,14 +102,14 @@ def _x(us: float, span_us: int) -> float:
     return MARGIN + (WIDTH - 2 * MARGIN) * us / span_us
 
 
-def _panel(run: Recorded, top: int, span_us: int) -> Iterator[str]:
+def _panel(run: Recorded, top: int, span_us: int, quickest: bool) -> Iterator[str]:
     shown, zero, iterations = _shown(run), _zero_us(run), run.frame["iterations"]
     mode, first = run.hello["mode"], run.frame["first"]
     yield (
         f'<text class="b" x="{MARGIN}" y="{top + 16}">{escape(mode)}</text>'
         f'<text class="dim" x="{MARGIN + 74}" y="{top + 16}">{escape(SAYS.get(mode, ""))}</text>'
     )
-    yield from _score(run, top, span_us)
+    yield from _score(run, top, span_us, quickest)
     top += HEAD
     yield (
         f'<path class="panel" d="M{MARGIN} {top - 2}h{WIDTH - 2 * MARGIN}v{ROW * len(shown) + 2}'
@@ -125,17 +128,34 @@ def _panel(run: Recorded, top: int, span_us: int) -> Iterator[str]:
 
     for row in shown:
         bar("waiting", row.request, row.at_us, ends.get(row.request, run.frame["now"]))
+    held: list[tuple[int, int, int]] = []  # start, request, end
     for part in run.frame["runs"]:
         if part.request in line:
             last = iterations[part.first + part.length - 1 - first]
             start_us = iterations[part.first - first].start_us
-            bar(KINDS[part.kind], part.request, start_us, last.start_us + last.duration_us)
+            end_us = last.start_us + last.duration_us
+            bar(KINDS[part.kind], part.request, start_us, end_us)
+            if KINDS[part.kind] == "held":
+                held.append((start_us, part.request, end_us))
     for kind, paths in bars.items():
         yield f'<path class="{kind}" d="{"".join(paths)}"/>'
+    slack_us = span_us // 100  # a response leaves a little after its last iteration
+    free = [  # there is room to the right of these, and nothing is drawn in the rows beside it
+        (end_us - start_us, request, end_us)
+        for start_us, request, end_us in held
+        if end_us - zero < span_us * 0.7
+        and all(ends.get(row.request, 0) <= end_us + slack_us for row in shown[: line[request] + 3])
+    ]
+    if free:
+        _, request, end_us = max(free)
+        yield (
+            f'<text class="dim" x="{_x(end_us - zero, span_us) + 6:.1f}" '
+            f'y="{top + ROW * line[request] + ROW}">done, yet computed until its batch ends</text>'
+        )
     yield "</g>"
 
 
-def _score(run: Recorded, top: int, span_us: int) -> Iterator[str]:
+def _score(run: Recorded, top: int, span_us: int, quickest: bool) -> Iterator[str]:
     """The number of completed requests, over time."""
     zero, shown = _zero_us(run), {row.request for row in _shown(run)}
     ends = sorted(row.end_us - zero for row in run.frame["ended"] if row.request in shown)
@@ -155,8 +175,8 @@ def _score(run: Recorded, top: int, span_us: int) -> Iterator[str]:
         if not last:
             times, values = [*times, until], [*values, "0"]
         yield (
-            f'<text class="{"done" if last else "dim"}" x="{WIDTH - MARGIN}" y="{top + 16}" '
-            f'text-anchor="end" opacity="{int(last)}">{words}'
+            f'<text class="{"done" if last and quickest else "dim"}" x="{WIDTH - MARGIN}" '
+            f'y="{top + 16}" text-anchor="end" opacity="{int(last)}">{words}'
             f'<animate attributeName="opacity" calcMode="discrete" dur="{whole}s" '
             f'repeatCount="indefinite" values="{";".join(values)}" '
             f'keyTimes="{";".join(f"{time:.4f}" for time in times)}"/></text>'
@@ -202,10 +222,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, nargs="?", default=RECORDED)
+    parser.add_argument("--modes", default="", help="such as static,dynamic; default: all")
     parser.add_argument("--out", type=Path, default=Path("film.svg"), help="default: %(default)s")
     args = parser.parse_args(arguments)
+    modes = [mode for mode in args.modes.split(",") if mode]
     try:
-        args.out.write_text(film(args.folder))
+        args.out.write_text(film(args.folder, modes))
     except (RunError, OSError) as error:
         sys.exit(f"watch.film: {error}")
     print(args.out)

@@ -1,7 +1,7 @@
 """Reads the files of processes other than a server: a client's runs, a router's requests, a model
 server's iterations. Each becomes a process of a trace, on the wall clock.
 
-docs/metrics.md has the formats.
+docs/deployment.md has the formats.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """OpenAI's Responses API, `/v1/responses`: a response whole, streamed, in the background or as a
-line of a batch. docs/responses.md lists what is supported."""
+line of a batch. docs/openai.md lists what is supported."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 The same weights, prompts and output lengths for all (see benchmarks/bare.py), greedy, no end
 token, one process after the other, in turns over three rounds; ratios are taken within a round. A
 peer that cannot be installed or run, or that gives a wrong number of tokens, is
-reported with the reason. docs/peers.md explains the table.
+reported with the reason. docs/results.md explains the table.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def main() -> None:
         told = {"hello": recorded.hello, "frame": recorded.frame}
         path.write_text(json.dumps(told, separators=(",", ":")) + "\n")
         print(f"{path}: {recorded.frame['now'] / US:.2f} s")
-    args.film.write_text(film.film(args.out))
+    args.film.write_text(film.film(args.out, ("static", "dynamic")))
     print(args.film)
 
 

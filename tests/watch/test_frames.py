@@ -106,7 +106,10 @@ def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> 
     drawn = (tmp_path / "film.svg").read_text()
     ET.fromstring(drawn)
     assert drawn.count("all 20 completed") == 3
+    assert drawn.count('class="done"') == 1  # the quickest
     assert len(drawn) < 50_000
+    film.main([str(RECORDED), "--modes", "static,dynamic", "--out", str(tmp_path / "film.svg")])
+    assert (tmp_path / "film.svg").read_text().count("all 20 completed") == 2
 
 
 # --- viewers --------------------------------------------------------------------------------
