@@ -36,10 +36,9 @@ def test_every_page_is_in_the_readmes_table_of_contents() -> None:
         assert f"docs/{page.name}" in linked, page.name
 
 
-def test_no_page_has_more_than_200_lines_and_the_readme_at_most_110() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        assert len(page.read_text().splitlines()) <= 200, page.name
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+def test_there_are_at_most_20_pages_and_the_readme_is_short() -> None:
+    assert len([*(ROOT / "docs").glob("*.md")]) <= 20
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
 def test_the_walk_of_one_token_stops_at_functions_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""Pictures for the pages: modes, policies and load, and the film of the modes."""
+"""Pictures for the pages: rows and load, and the film of the modes."""
 
 from __future__ import annotations
 

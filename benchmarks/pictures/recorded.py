@@ -2,9 +2,8 @@
 
     python -m benchmarks.pictures.recorded      # watch/page/recorded/, then docs/img/film.svg
 
-They are those of `docs/img/modes.png` (benchmarks/pictures/requests.py): the embedded model, a
-batch limit of 6, in real time on this machine. Each mode runs five times; the run of median length
-is kept.
+The embedded model with a batch limit of 6, in real time on this machine. Each mode runs five times;
+the run of median length is kept.
 """
 
 from __future__ import annotations

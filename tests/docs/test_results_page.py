@@ -1,9 +1,10 @@
-"""README and docs/results.md state the figures that the recorded comparisons hold. After a new
+"""README and docs/results.md state the figures of the recorded comparisons and film. After a new
 recording the failing tests print the lines to copy."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,11 @@ def test_the_readme_states_the_recorded_comparison() -> None:
         value, low, high = (f"{of[key]:.{digits(of)}f}" for key in ("value", "low", "high"))
         assert f"{value} times as many" in readme
         assert f"{low} to {high}" in readme
+
+
+def test_the_readme_states_the_times_of_the_film() -> None:
+    film = (ROOT / "docs/img/film.svg").read_text()
+    took = re.findall(r"([0-9.]+ s) with (\w+)", film[: film.index("</title>")])
+    assert [mode for _, mode in took] == ["static", "dynamic"]
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"{seconds} with {mode}" in readme for seconds, mode in took)
