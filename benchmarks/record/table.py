@@ -143,6 +143,6 @@ TABLE: tuple[Recording, ...] = (
         "router", 4, "router --litellm --tib build/text-inference-batcher", "router/router.json",
         ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk", rare=True,
     ),
-    run("pictures", 3, "pictures", "docs/img/rows.png",
+    run("pictures", 3, "pictures", "docs/img/load-shapes.png",
         (*LOOP, "client/workloads")),
 )  # fmt: skip
