@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8925,
-    "benchmarks": 5988,
+    "benchmarks": 5917,
     "client": 8210,
     "deferred": 3567,
     "kernels": 1368,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5017,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29792,
+    "tests": 29803,
     "text": 2035,
-    "others": 8485,
+    "others": 8507,
 }
-PRODUCT_LINES = 42602  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42624  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
