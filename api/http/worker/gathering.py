@@ -127,9 +127,17 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._send_rest(conn)
 
     def _late(self, conn: TConn, client: socket.socket) -> None:
-        """The client of a late refusal leaves, or sends more."""
-        if self._leaves(client):
-            self._drop(conn)
+        """The client of a late refusal or of a pending request leaves, or sends more, which is read
+        later."""
+        self.poller.unregister(client)
+        try:
+            if client.recv(1, socket.MSG_PEEK):
+                return
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            pass
+        self._drop(conn)
 
     def _send_rest(self, conn: TConn) -> None:
         """Then the connection waits for the next request, or ends."""
@@ -215,26 +223,10 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 self._refuse(conn, busy(TOO_FEW_FILES))
             else:
                 intake.add(conn)
-                pending = partial(self._pending, conn)
-                self.poller.register(conn.sock, selectors.EVENT_READ, pending)
+                late = partial(self._late, conn)
+                self.poller.register(conn.sock, selectors.EVENT_READ, late)
                 return
         self._hand_over(conn)
-
-    def _pending(self, conn: TConn, client: socket.socket) -> None:
-        """The client of a pending request leaves, or sends its next request early."""
-        if self._leaves(client):
-            self.intake.leave(conn)
-            self._drop(conn)
-
-    def _leaves(self, client: socket.socket) -> bool:
-        """Of a connection that can be read; what else it sends is read later."""
-        self.poller.unregister(client)
-        try:
-            return not client.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
     def _take_pending(self) -> None:
         while (one := self.intake.take()) is not None:
@@ -282,6 +274,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self.poller.unregister(conn.sock)
 
     def _drop(self, conn: TConn) -> None:
+        if conn in self.intake.pending:
+            self.intake.leave(conn)
         if conn in self._waiting:
             self._end_wait(conn)
         self.nr_conns -= 1
