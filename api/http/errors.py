@@ -23,13 +23,30 @@ from werkzeug.exceptions import (
     RequestEntityTooLarge,
 )
 
+from deferred.errors import (
+    FileTooLargeError,
+    IdempotencyMismatchError,
+    NotFoundError,
+    QuotaExceededError,
+    StatusConflictError,
+    StoreError,
+)
 from engine.inference import DrainingError, OverloadedError, RefusedError, TooLongError
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # a slot becomes free with every request that ends
+STORE_RETRY_AFTER_S = 5
 SHOWN_CHARACTERS = 60  # of a client's value in an error
 CLIENT_GONE = 499  # nginx's number for it, used only in logs
+
+_OF_THE_STORE: Mapping[type[StoreError], tuple[int, str]] = {
+    NotFoundError: (404, "not_found"),
+    QuotaExceededError: (413, "storage_quota_exceeded"),
+    FileTooLargeError: (413, "file_too_large"),
+    StatusConflictError: (400, "invalid_status"),
+    IdempotencyMismatchError: (400, "idempotency_key_reused"),
+}
 
 
 class ApiError(Exception):
@@ -89,6 +106,22 @@ def refusal(error: RefusedError) -> ApiError:
             raise error
 
 
+def store_refusal(error: StoreError) -> ApiError:
+    """Of an error of the job store."""
+    for kind, (status, code) in _OF_THE_STORE.items():
+        if isinstance(error, kind):
+            param = "file" if kind is FileTooLargeError else None
+            return ApiError(status, str(error), param=param, code=code)
+    # its words are a library's or the operator's: addresses, users, paths
+    log.warning("the job store is not available: %s", error)
+    return ApiError(
+        503,
+        "the job store is not available; the server's log says why",
+        {"Retry-After": str(STORE_RETRY_AFTER_S)},
+        code="store_unavailable",
+    )
+
+
 def explain(errors: Sequence[ErrorDetails], schema: type[BaseModel]) -> str:
     """Says which fields are wrong and what is allowed, from the schema's descriptions."""
     fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
@@ -142,6 +175,7 @@ def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
     app.register_error_handler(ApiError, answer)
     app.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
     app.register_error_handler(ParseException, lambda error: answer(chunk_error(error)))
+    app.register_error_handler(StoreError, lambda error: answer(store_refusal(error)))
     app.register_error_handler(Exception, lambda error: answer(internal_error(error)))
 
 

@@ -6,28 +6,28 @@ import re
 import time
 from typing import Annotated, Literal
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
-from api.jobs.shapes import BatchFault, ListPage, StoredBatch
-from api.jobs.store import (
+from api.jobs.pages import (
     AFTER,
     EXPIRY,
     LEAST_EXPIRY_S,
     MOST_EXPIRY_S,
     Anchor,
-    page_shape,
+    ListPage,
+    Time,
+    page_of,
     query_limit,
-    register_store_errors,
-    whole,
+    same_fields,
 )
 from api.limits import METADATA, MOST_PAIRS, Metadata, at_most
 from api.openai.errors import openai_errors
-from api.openapi import BODY, STORED, limit
+from api.openapi import BODY, STORED, Answer, limit, respond
 from api.service import Service
-from deferred.entities import Batch, NewBatch
+from deferred.entities import Batch, BatchStatus, NewBatch
 from deferred.jobs import Jobs
 from deferred.lines import ENDPOINTS
 
@@ -66,6 +66,57 @@ class BatchRequest(BaseModel):
         return value
 
 
+class BatchFault(Answer):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchFaults(Answer):
+    object: Literal["list"] = "list"
+    data: list[BatchFault]
+
+
+class BatchCounts(Answer):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(Answer):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class StoredBatch(Answer):
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str
+    errors: BatchFaults | None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Time
+    in_progress_at: Time | None
+    expires_at: Time | None
+    finalizing_at: Time | None
+    completed_at: Time | None
+    failed_at: Time | None
+    expired_at: Time | None
+    cancelling_at: Time | None
+    cancelled_at: Time | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
 def window_s(text: str) -> int:
     """0 if it is not a window."""
     found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
@@ -75,7 +126,6 @@ def window_s(text: str) -> int:
 def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     """`model`: as clients call it."""
     blueprint = Blueprint("batches", __name__, url_prefix="/v1/batches")
-    register_store_errors(blueprint)
     retention_s = service.config.file_retention_days * 86_400
 
     @blueprint.post("")
@@ -113,7 +163,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
             quota_bytes=service.config.max_stored_bytes,
         )
         jobs.wake()
-        return jsonify(batch_shape(batch))
+        return respond(batch_shape(batch))
 
     @blueprint.get("")
     @openai_errors(
@@ -125,60 +175,32 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
             after=request.args.get("after"),
             limit=query_limit(request, LISTED, MOST_LISTED),
         )
-        return jsonify(page_shape(page, batch_shape))
+        return respond(page_of(ListPage[StoredBatch], page, batch_shape))
 
     @blueprint.get("/<batch_id>")
     @openai_errors(*STORED, 404, whole=StoredBatch)
     def batch(batch_id: str) -> Response:
-        return jsonify(batch_shape(jobs.store.batches.get(g.owner, batch_id)))
+        return respond(batch_shape(jobs.store.batches.get(g.owner, batch_id)))
 
     @blueprint.post("/<batch_id>/cancel")
     @openai_errors(*STORED, 404, whole=StoredBatch)
     def cancel(batch_id: str) -> Response:
         cancelled = jobs.store.batches.cancel(g.owner, batch_id, time.time())
         jobs.wake()
-        return jsonify(batch_shape(cancelled))
+        return respond(batch_shape(cancelled))
 
     return blueprint
 
 
 def batch_shape(batch: Batch) -> StoredBatch:
-    spec, counts, usage = batch.spec, batch.counts, batch.usage
-    errors: list[BatchFault] = [
-        {"code": e.code, "line": e.line, "message": e.message, "param": e.param}
-        for e in batch.errors
-    ]
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": spec.endpoint,
-        "model": spec.model,
-        "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": spec.input_file_id,
-        "completion_window": spec.completion_window,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": int(batch.created_at),
-        "in_progress_at": whole(batch.in_progress_at),
-        "expires_at": whole(batch.expires_at),
-        "finalizing_at": whole(batch.finalizing_at),
-        "completed_at": whole(batch.completed_at),
-        "failed_at": whole(batch.failed_at),
-        "expired_at": whole(batch.expired_at),
-        "cancelling_at": whole(batch.cancelling_at),
-        "cancelled_at": whole(batch.cancelled_at),
-        "request_counts": {
-            "total": counts.total,
-            "completed": counts.completed,
-            "failed": counts.failed,
-        },
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.input_tokens + usage.output_tokens,
-        },
-        "metadata": None if spec.metadata is None else dict(spec.metadata),
-    }
+    same, counts, usage = same_fields(StoredBatch, batch.spec, batch), batch.counts, batch.usage
+    same["errors"] = BatchFaults(data=same["errors"]) if batch.errors else None
+    same["usage"] = BatchUsage(
+        input_tokens=usage.input_tokens,
+        input_tokens_details={"cached_tokens": usage.cached_tokens},
+        output_tokens=usage.output_tokens,
+        output_tokens_details={"reasoning_tokens": 0},
+        total_tokens=usage.input_tokens + usage.output_tokens,
+    )
+    ended = BatchCounts(total=counts.total, completed=counts.completed, failed=counts.failed)
+    return StoredBatch(request_counts=ended, **same)

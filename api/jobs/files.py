@@ -7,25 +7,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Literal
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
-from api.jobs.shapes import DeletedFile, ListPage, StoredFile
-from api.jobs.store import (
+from api.jobs.pages import (
     AFTER,
     LEAST_EXPIRY_S,
     MOST_EXPIRY_S,
     ORDERS,
-    page_shape,
+    ListPage,
+    Time,
+    page_of,
     query_choice,
     query_limit,
-    register_store_errors,
-    whole,
+    same_fields,
 )
 from api.jobs.uploads import Upload, read_upload
 from api.openai.errors import openai_errors
-from api.openapi import BODY, STORED, limit
+from api.openapi import BODY, STORED, Answer, limit, respond
 from api.service import Service
 from deferred.entities import File
 from deferred.jobs import Jobs
@@ -48,9 +49,26 @@ FORM = {
 DAY_S = 86_400
 
 
+class StoredFile(Answer):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: Time
+    expires_at: Time | None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class DeletedFile(Answer):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
 def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     blueprint = Blueprint("files", __name__, url_prefix="/v1/files")
-    register_store_errors(blueprint)
     uploads, downloads = (threading.BoundedSemaphore(MOST_AT_ONCE) for _ in range(2))
     retention_s = service.config.file_retention_days * DAY_S
 
@@ -88,7 +106,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
                 quota_bytes=service.config.max_stored_bytes,
                 expires_at=lambda: now_s + (_expiry_s(upload.fields) or retention_s),
             )
-        return jsonify(file_shape(file))
+        return respond(file_shape(file))
 
     @blueprint.get("")
     @openai_errors(
@@ -111,19 +129,18 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
             limit=query_limit(request, MOST_LISTED, MOST_LISTED),
             order=query_choice(request, "order", ORDERS, "desc"),
         )
-        return jsonify(page_shape(page, file_shape))
+        return respond(page_of(ListPage[StoredFile], page, file_shape))
 
     @blueprint.get("/<file_id>")
     @openai_errors(*STORED, 404, whole=StoredFile)
     def file(file_id: str) -> Response:
-        return jsonify(file_shape(jobs.store.files.get(g.owner, file_id, time.time())))
+        return respond(file_shape(jobs.store.files.get(g.owner, file_id, time.time())))
 
     @blueprint.delete("/<file_id>")
     @openai_errors(*STORED, 404, whole=DeletedFile)
     def delete(file_id: str) -> Response:
         jobs.store.files.delete(g.owner, file_id, time.time())
-        deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
-        return jsonify(deleted)
+        return respond(DeletedFile(id=file_id))
 
     @blueprint.get("/<file_id>/content")
     @openai_errors(*STORED, 404, 429, media="application/octet-stream")
@@ -159,17 +176,7 @@ def _place(places: threading.BoundedSemaphore, what: str) -> ExitStack:
 
 
 def file_shape(file: File) -> StoredFile:
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.size_bytes,
-        "created_at": int(file.created_at),
-        "expires_at": whole(file.expires_at),
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    return StoredFile(bytes=file.size_bytes, **same_fields(StoredFile, file))
 
 
 def _checked(upload: Upload) -> Iterator[bytes]:

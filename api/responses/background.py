@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
-from api.http.errors import ApiError, internal_error
-from api.jobs.store import explain
+from api.http.errors import ApiError, internal_error, store_refusal
 from api.openai.errors import error_shape
 from api.responses.output import Event, ResponseCall
 from api.responses.stored import StoredResponses
@@ -84,7 +83,7 @@ class Background:
                 output.cancel()
         except StoreError as error:
             log.error("a response in the background is lost, it cannot be stored: %s", error)
-            output.fail(explain(error).message)
+            output.fail(store_refusal(error).message)
         self._logs.add(call.id, output.last(), last=True)
 
 

@@ -10,18 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, cast
 
 from flask import Blueprint, Response, g, request
+from pydantic import ConfigDict
 
 from api.http.body import of_schema, read_object
-from api.http.errors import ApiError, show
+from api.http.errors import ApiError, show, store_refusal
 from api.jobs.lines import Line
-from api.jobs.store import (
-    AFTER,
-    ORDERS,
-    explain,
-    query_choice,
-    query_limit,
-    register_store_errors,
-)
+from api.jobs.pages import AFTER, ORDERS, ListPage, query_choice, query_limit
 from api.openai.errors import OpenAIError, error_shape, openai_errors
 from api.openai.forms import ChatForm
 from api.openai.generation import Generations
@@ -51,12 +45,8 @@ class InputTokens(Answer):
     input_tokens: int
 
 
-class InputItems(Answer):
-    object: Literal["list"] = "list"
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class InputItems(ListPage[InputItem]):
+    model_config = ConfigDict(title="InputItems")
 
 
 class DeletedResponse(Answer):
@@ -67,7 +57,6 @@ class DeletedResponse(Answer):
 
 def make_blueprint(calls: ResponseCalls) -> Blueprint:
     blueprint = Blueprint("responses", __name__, url_prefix=PATH)
-    register_store_errors(blueprint)
     blueprint.post("")(calls.create)
     blueprint.post("/input_tokens")(calls.input_tokens)
     blueprint.post("/compact")(calls.compact)
@@ -113,7 +102,7 @@ class ResponseCalls:
                 try:
                     self._stored.create(call)
                 except StoreError as error:
-                    raise explain(error) from error
+                    raise store_refusal(error) from error
             yield call.output.response.model_dump()
 
         return Line(self._service, call.generation, answers())
@@ -256,7 +245,7 @@ class ResponseCalls:
             except ApiError as error:
                 output.fail(error.message)
             except StoreError as error:
-                output.fail(explain(error).message)
+                output.fail(store_refusal(error).message)
             yield encoded(output.last())
 
         return event_stream(self._service, call.generation.inferences, events(), error_shape)

@@ -7,8 +7,7 @@ import time
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from api.http.errors import ApiError
-from api.jobs.store import explain
+from api.http.errors import ApiError, store_refusal
 from api.responses.items import InputItem, OutputItem
 from api.responses.output import GeneratedResponse, ResponseCall, ResponseFault
 from deferred.entities import NewResponse
@@ -36,7 +35,7 @@ class StoredResponses:
             store, most_bytes = self._jobs.store.responses, self._config.max_stored_bytes
             store.require_room(owner, len(to_json(own)), most_bytes)
         except StoreError as error:
-            refused = explain(error)
+            refused = store_refusal(error)
             if refused.status == 503:
                 refused.message += '; a response with "store": false needs none'
             raise refused from error
@@ -55,7 +54,7 @@ class StoredResponses:
         except ConversationTooLongError as error:
             raise ApiError(400, str(error), param=field) from error
         except StoreError as error:
-            raise explain(error) from error
+            raise store_refusal(error) from error
         newest = responses[-1]
         if newest.lost_at is not None and newest.lost_at > time.time():
             raise ApiError(400, f"the response {response_id} is not complete yet", param=field)
