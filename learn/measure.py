@@ -6,7 +6,6 @@ What is compared is played in turn, several times, and the fastest play of each 
 from __future__ import annotations
 
 import os
-import platform
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,10 @@ def embedded(mode: ModeName) -> Model:
     """Torch is imported here, so that all else starts at once."""
     from model import LoadOptions, load_model
 
-    memory = "32768tokens"
-    return load_model(LoadOptions(mode, "embedded", "cpu", "auto", 0, ROWS[-1], memory))
+    most = ROWS[-1]
+    return load_model(
+        LoadOptions(mode, "embedded", device="cpu", dtype="auto", seed=0, max_batch_size=most)
+    )
 
 
 def stage(mode: ModeName = "dynamic") -> Stage:
@@ -81,7 +82,6 @@ def decode_ms(rows: int) -> float:
 
 def machine() -> str:
     """The processor and its cores."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{(names or [platform.processor() or 'unknown'])[0]}, {os.cpu_count()} cores"
+    return f"{(names or ['unknown'])[0]}, {os.cpu_count()} cores"
