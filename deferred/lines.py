@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deferred.entities import LineError, NewItem, Unrun
 from web.requests import HALF, read_json
@@ -42,6 +44,28 @@ def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes
         yield number + 1, held
 
 
+class Envelope(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    custom_id: Annotated[str, Field(max_length=MOST_CUSTOM_ID, pattern=r"^[^\x00]+$")]
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+# of each field: the code of an error, and what the field must be
+FIELDS = {
+    "custom_id": (
+        "invalid_custom_id",
+        f"a string of 1 to {MOST_CUSTOM_ID} characters that no other line has, without null "
+        "character and half of a surrogate pair",
+    ),
+    "method": ("invalid_method", "'POST'"),
+    "url": ("url_mismatch", "the batch's endpoint"),
+    "body": ("invalid_body", "the request, an object"),
+}
+
+
 class Envelopes:
     """Checks the lines of one file in order. The store checks that custom_ids are unique."""
 
@@ -60,73 +84,37 @@ class Envelopes:
                 number,
             )
         try:
-            envelope = read_json(line)
+            envelope = Envelope.model_validate(read_json(line))
         except RecursionError:
             return LineError("invalid_json_line", "the line is nested too deeply", number)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            name = str(first["loc"][0]) if first["loc"] else ""
+            given = None if first["type"] == "missing" else first["input"]
+            return self._wrong(number, name, given)
         except ValueError as error:  # UnicodeDecodeError is one
             return LineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
-        if not isinstance(envelope, dict):
-            return LineError(
-                "invalid_json_line",
-                f"the line must be a JSON object, got {_show(envelope)}",
-                number,
-            )
-        custom_id: Any = envelope.get("custom_id")
-        body = envelope.get("body")
-        return (
-            self._fault_of_id(number, custom_id, line)
-            or self._fault_of_target(number, envelope)
-            or self._fault_of_body(number, body)
-            or NewItem(number, custom_id, json.dumps(body, separators=(",", ":")).encode())
+        if "\ufffd" in envelope.custom_id and HALF.search(line.decode(errors="replace")):
+            return self._wrong(number, "custom_id", envelope.custom_id)
+        if envelope.url != self._endpoint:
+            return self._wrong(number, "url", envelope.url)
+        return self._fault_of_body(number, envelope.body) or NewItem(
+            number, envelope.custom_id, json.dumps(envelope.body, separators=(",", ":")).encode()
         )
 
-    def _fault_of_id(self, number: int, custom_id: object, line: bytes) -> LineError | None:
-        if custom_id is None:
-            return _missing(number, "custom_id", "a string that no other line has")
-        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_CUSTOM_ID:
-            return LineError(
-                "invalid_custom_id",
-                f"'custom_id' must be a string of 1 to {MOST_CUSTOM_ID} characters, got "
-                f"{_show(custom_id)}",
-                number,
-                "custom_id",
-            )
-        replaced = "\ufffd" in custom_id and HALF.search(line.decode(errors="replace"))
-        if "\0" in custom_id or replaced:
-            return LineError(
-                "invalid_custom_id",
-                "'custom_id' must have no null character and no half of a surrogate pair",
-                number,
-                "custom_id",
-            )
-        return None
+    def _wrong(self, number: int, name: str, given: object) -> LineError:
+        if not name:
+            message = f"the line must be a JSON object, got {_show(given)}"
+            return LineError("invalid_json_line", message, number)
+        code, wanted = FIELDS[name]
+        if name == "url":
+            wanted = f"'{self._endpoint}', {wanted}"
+        if given is None:
+            message = f"'{name}' is missing; it must be {wanted}"
+            return LineError("missing_required_parameter", message, number, name)
+        return LineError(code, f"'{name}' must be {wanted}, got {_show(given)}", number, name)
 
-    def _fault_of_target(self, number: int, envelope: Json) -> LineError | None:
-        method, url = envelope.get("method"), envelope.get("url")
-        if method is None:
-            return _missing(number, "method", "'POST'")
-        if method != "POST":
-            return LineError(
-                "invalid_method", f"'method' must be 'POST', got {_show(method)}", number, "method"
-            )
-        if url is None:
-            return _missing(number, "url", f"'{self._endpoint}', the batch's endpoint")
-        if url != self._endpoint:
-            return LineError(
-                "url_mismatch",
-                f"'url' must be the batch's endpoint '{self._endpoint}', got {_show(url)}",
-                number,
-                "url",
-            )
-        return None
-
-    def _fault_of_body(self, number: int, body: object) -> LineError | None:
-        if body is None:
-            return _missing(number, "body", "the request, an object")
-        if not isinstance(body, dict):
-            return LineError(
-                "invalid_body", f"'body' must be an object, got {_show(body)}", number, "body"
-            )
+    def _fault_of_body(self, number: int, body: Json) -> LineError | None:
         if body.get("stream") is True:
             return LineError(
                 "stream_not_supported",
@@ -171,12 +159,6 @@ def duplicate(line: int, custom_id: str, first_line: int) -> LineError:
     )
 
 
-def _missing(number: int, name: str, wanted: str) -> LineError:
-    return LineError(
-        "missing_required_parameter", f"'{name}' is missing; it must be {wanted}", number, name
-    )
-
-
 def _show(value: object) -> str:
     if isinstance(value, dict):
         return "an object"
@@ -198,12 +180,6 @@ UNRUN: dict[Unrun, tuple[str, str]] = {
 }
 
 
-def line_id(batch_id: str, number: int) -> str:
-    """The id of a line in the result files. It stays the same when the line is executed again."""
-    digest = hashlib.blake2b(f"{batch_id}:{number}".encode(), digest_size=16)
-    return f"batch_req_{digest.hexdigest()}"
-
-
 def answered(
     batch_id: str, number: int, custom_id: str, request_id: str, status: int, body: Json
 ) -> bytes:
@@ -221,10 +197,12 @@ def unrun(batch_id: str, number: int, custom_id: str, why: Unrun) -> bytes:
 def _line(
     batch_id: str, number: int, custom_id: str, response: Json | None, error: Json | None
 ) -> bytes:
-    told = {
-        "id": line_id(batch_id, number),
+    # the id stays the same when the line is executed again
+    digest = hashlib.blake2b(f"{batch_id}:{number}".encode(), digest_size=16).hexdigest()
+    line = {
+        "id": f"batch_req_{digest}",
         "custom_id": custom_id,
         "response": response,
         "error": error,
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(line, separators=(",", ":")).encode()

@@ -149,7 +149,13 @@ class Maintenance(Loop):
             return False
         try:
             ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._pause)
-            log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
+            log.info(
+                "%s is %s: %d of %d requests completed",
+                ended.id,
+                ended.status,
+                ended.completed,
+                ended.total,
+            )
         except LeaseLostError:
             log.info("another server finalises %s", batch.id)
         except StoppedError:
@@ -160,7 +166,7 @@ class Maintenance(Loop):
 
     def _validate(self, batch: Batch) -> None:
         """Raises LeaseLostError, and StoppedError when the server stops."""
-        envelopes = lines.Envelopes(batch.spec.endpoint, self._names, self._most_line_bytes)
+        envelopes = lines.Envelopes(batch.endpoint, self._names, self._most_line_bytes)
         faults: list[LineError] = []
         total = 0
 

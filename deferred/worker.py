@@ -157,13 +157,13 @@ class JobWorker(Loop):
         elif self._may_claim:
             due_s.append(self._claim_s)
         wait_s = max(min(due_s), self._store_s) - time.monotonic()
-        ends = (running.item.deadline for running in self._running.values())
+        ends = (running.item.batch.expires_at for running in self._running.values())
         return max(0.0, min(wait_s, min(ends, default=math.inf) - time.time()))
 
     def _collect(self, now_s: float) -> None:
         unix_s = time.time()
         for lease, running in list(self._running.items()):
-            if running.item.deadline <= unix_s:
+            if running.item.batch.expires_at <= unix_s:
                 self._drop(lease)  # the store expires it
                 continue
             try:
@@ -176,7 +176,7 @@ class JobWorker(Loop):
                 continue
             del self._running[lease]
             if answer.status >= 500 and running.tries < MOST_TRIES:
-                log.warning("line %d of %s is retried", running.item.line, running.item.batch_id)
+                log.warning("line %d of %s is retried", lease.line, running.item.batch.id)
                 self._claimed.appendleft((running.item, running.tries))
             else:
                 self._finish(running.item, answer, now_s)
@@ -185,8 +185,8 @@ class JobWorker(Loop):
         if not self._results:
             self._first_result_s = now_s
         text = lines.answered(
-            item.batch_id,
-            item.line,
+            item.batch.id,
+            item.lease.line,
             item.custom_id,
             uuid.uuid4().hex,
             answer.status,
@@ -268,14 +268,16 @@ class JobWorker(Loop):
         while self._claimed and room > 0 and left > 0:
             left -= 1
             item, tries = self._claimed.popleft()
-            left_s = item.deadline - time.time()
+            left_s = item.batch.expires_at - time.time()
             if left_s <= 0:  # the store expires it
                 continue
             if item.lost >= MOST_LOST:
                 self._finish(item, _lost(item), now_s)
                 continue
             try:
-                call = self._runner.begin(item.owner, item.endpoint, item.body, left_s, self.wakeup)
+                call = self._runner.begin(
+                    item.batch.owner, item.batch.endpoint, item.body, left_s, self.wakeup
+                )
             except NotNowError:
                 self._claimed.appendleft((item, tries))
                 return POLL_S

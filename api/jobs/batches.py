@@ -193,14 +193,14 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
 
 
 def batch_shape(batch: Batch) -> StoredBatch:
-    same, counts, usage = same_fields(StoredBatch, batch.spec, batch), batch.counts, batch.usage
-    same["errors"] = BatchFaults(data=same["errors"]) if batch.errors else None
-    same["usage"] = BatchUsage(
-        input_tokens=usage.input_tokens,
-        input_tokens_details={"cached_tokens": usage.cached_tokens},
-        output_tokens=usage.output_tokens,
+    errors = BatchFaults.model_validate({"data": batch.errors}) if batch.errors else None
+    usage = BatchUsage(
+        input_tokens=batch.input_tokens,
+        input_tokens_details={"cached_tokens": batch.cached_tokens},
+        output_tokens=batch.output_tokens,
         output_tokens_details={"reasoning_tokens": 0},
-        total_tokens=usage.input_tokens + usage.output_tokens,
+        total_tokens=batch.input_tokens + batch.output_tokens,
     )
-    ended = BatchCounts(total=counts.total, completed=counts.completed, failed=counts.failed)
-    return StoredBatch(request_counts=ended, **same)
+    counts = BatchCounts(total=batch.total, completed=batch.completed, failed=batch.failed)
+    more = {"errors": errors, "metadata": batch.pairs, "request_counts": counts, "usage": usage}
+    return StoredBatch(**{**same_fields(StoredBatch, batch), **more})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from flask import Request
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 from api.http.errors import ApiError, show
 from api.openapi import Answer
-from deferred.entities import Batch, File, Order, Page
+from deferred.entities import Base, Batch, File, Order, Page
 
 ORDERS: tuple[Order, ...] = ("asc", "desc")
 AFTER = {"after": {"type": "string"}}  # of an address, in the OpenAPI document
@@ -46,10 +45,9 @@ def page_of(
     return kind(data=data, first_id=first, last_id=last, has_more=page.has_more)
 
 
-def same_fields(kind: type[Answer], *entities: Any) -> dict[str, Any]:
-    """What a response says of a store's entities under their own names."""
-    known = {name: value for entity in entities for name, value in asdict(entity).items()}
-    return {name: known[name] for name in kind.model_fields if name in known}
+def same_fields(kind: type[Answer], row: Base) -> dict[str, Any]:
+    """What a response says of a row of the store under the names of its columns."""
+    return {name: value for name, value in vars(row).items() if name in kind.model_fields}
 
 
 def query_limit(request: Request, fallback: int, most: int) -> int:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from api.http.errors import ApiError, store_refusal
 from api.responses.items import InputItem, OutputItem
 from api.responses.output import GeneratedResponse, ResponseCall, ResponseFault
-from deferred.entities import NewResponse
+from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
 from deferred.jobs import Jobs
 from serving.config import Config
@@ -71,16 +71,16 @@ class StoredResponses:
         if response.status == "queued":
             lost_at = now_s + self._config.request_timeout + LOST_AFTER_S
         self._jobs.store.responses.create(
-            call.owner,
-            NewResponse(
-                response.id,
-                to_json(call.own),
-                to_json(response),
-                now_s + self._config.response_retention_days * DAY_S,
-                call.previous,
-                lost_at,
-            ),
-            now_s,
+            StoredResponse(
+                id=response.id,
+                owner=call.owner,
+                previous=call.previous,
+                created_at=now_s,
+                expires_at=now_s + self._config.response_retention_days * DAY_S,
+                lost_at=lost_at,
+                input=to_json(call.own),
+                body=to_json(response),
+            )
         )
 
     def end(self, response: GeneratedResponse) -> bool:

@@ -13,31 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import (
-    Connection,
-    Double,
-    case,
-    cast,
-    func,
-    make_url,
-    null,
-    select,
-    true,
-    union_all,
-    update,
-)
+from sqlalchemy import Double, case, cast, func, make_url, null, select, true, union_all, update
 from sqlalchemy.engine import URL
+from sqlalchemy.orm import Session
 
-from deferred.entities import BatchProgress, BatchStatus, ItemState, Swept
+from deferred.entities import (
+    Batch,
+    BatchItem,
+    BatchProgress,
+    BatchStatus,
+    EndedTotals,
+    File,
+    ItemState,
+    StoredResponse,
+    Swept,
+)
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
 from deferred.store.files import Files
-from deferred.store.history import SUMS, EndedBatches
+from deferred.store.history import SUMS, remove_batches, remove_some_items
 from deferred.store.items import Items
 from deferred.store.migrations import migrate
 from deferred.store.quota import OPEN_STATUSES
 from deferred.store.responses import Responses
-from deferred.store.schema import batch_items, batches, ended_totals, files, responses
 from deferred.store.transitions import give_back
 
 SWEEP_FILES = 8  # per call
@@ -48,21 +46,21 @@ VACUUM_PAGES = 4096  # returned to the disk per call
 # By status. Built once: SQLAlchemy takes longer to build it than a database to answer it.
 PROGRESS = union_all(
     select(
-        batches.c.status,
+        Batch.status,
         func.count().label("batches"),
-        *(func.sum(batches.c[name]).label(name) for name in SUMS),
-        func.min(case((OPEN, batches.c.expires_at)))
-        .filter(batches.c.status == "in_progress")
+        *(func.sum(getattr(Batch, name)).label(name) for name in SUMS),
+        func.min(case((OPEN, Batch.expires_at)))
+        .filter(Batch.status == "in_progress")
         .label("next_deadline"),
     )
-    .where(batches.c.status.in_(OPEN_STATUSES))
-    .group_by(batches.c.status),
+    .where(Batch.status.in_(OPEN_STATUSES))
+    .group_by(Batch.status),
     select(
-        *(ended_totals.c[name] for name in ("status", "batches", *SUMS)),
+        *(getattr(EndedTotals, name) for name in ("status", "batches", *SUMS)),
         cast(null(), Double).label("next_deadline"),
     ),
 )
-RUNNING = select(func.count()).where(batch_items.c.state == "running")
+RUNNING = select(func.count()).where(BatchItem.state == "running")
 
 
 class JobStore:
@@ -74,14 +72,13 @@ class JobStore:
         self.batches = Batches(database)
         self.items = Items(database)
         self.responses = Responses(database)
-        self._history = EndedBatches(database)
 
     def progress(self) -> BatchProgress:
         """The figures of `/stats` and `/metrics`. The cost does not grow with the number of items
         or of ended batches."""
-        with self._database.read() as connection:
-            rows = connection.execute(PROGRESS).all()
-            running = connection.execute(RUNNING).scalar_one()
+        with self._database.read() as session:
+            rows = session.execute(PROGRESS).all()
+            running = session.scalars(RUNNING).one()
         sums = {name: sum(int(row._mapping[name]) for row in rows) for name in SUMS}
         items: dict[ItemState, int] = {end: sums[end] for end in ENDS}
         items["running"] = running
@@ -97,34 +94,30 @@ class JobStore:
         earlier processes), the items of ended batches, batches that ended before `ended_before_s`,
         and expired responses. One call removes a limited number. `rest` is called between
         transactions; an exception from it interrupts the sweep."""
-        removed_files = 0
-        while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
-            removed_files += 1
+        removed = dict.fromkeys(("files", "items", "batches", "responses"), 0)
+        while removed["files"] < SWEEP_FILES and self.files.sweep(now_s, rest):
+            removed["files"] += 1
             rest()
-        removed_items, commits = 0, 0
-        while commits < SWEEP_COMMITS and (removed := self._history.remove_items()) is not None:
-            removed_items += removed
-            commits += 1
-            rest()
-        removed_batches = 0
-        while commits < SWEEP_COMMITS and (removed := self._history.remove_batches(ended_before_s)):
-            removed_batches += removed
-            commits += 1
-            rest()
-        removed_responses = 0
-        while commits < SWEEP_COMMITS and (removed := self.responses.sweep(now_s)):
-            removed_responses += removed
-            commits += 1
-            rest()
+        steps: dict[str, Callable[[], int | None]] = {
+            "items": lambda: remove_some_items(self._database),
+            "batches": lambda: remove_batches(self._database, ended_before_s),
+            "responses": lambda: self.responses.sweep(now_s),
+        }
+        commits = 0
+        for what, step in steps.items():
+            while commits < SWEEP_COMMITS and (count := step()) is not None:
+                removed[what] += count
+                commits += 1
+                rest()
         if self._database.is_sqlite:
             self._shrink()
-        unfinished = removed_files == SWEEP_FILES or commits == SWEEP_COMMITS
-        return Swept(removed_files, removed_items, removed_batches, removed_responses, unfinished)
+        unfinished = removed["files"] == SWEEP_FILES or commits == SWEEP_COMMITS
+        return Swept(**removed, unfinished=unfinished)
 
     def _shrink(self) -> None:
         """Returns some of SQLite's freed pages to the disk."""
-        with self._database.write(durable=False) as connection:
-            sqlite = connection.connection.driver_connection
+        with self._database.write(durable=False) as session:
+            sqlite = session.connection().connection.driver_connection
             if sqlite is not None:
                 # The pragma frees one page per step; execute() makes only one step of a statement
                 # without columns.
@@ -151,11 +144,11 @@ def open_store(where: str | Path) -> JobStore:
     """
     database = Database(_url(where))
     try:
-        with database.write(durable=True) as connection:
-            migrate(connection)
+        with database.write(durable=True) as session:
+            migrate(session.connection())
         if database.is_sqlite:
-            with database.write(durable=True) as connection:
-                _end_earlier_process(connection)
+            with database.write(durable=True) as session:
+                _end_earlier_process(session)
     except BaseException:
         database.close()
         raise
@@ -174,12 +167,13 @@ def _url(where: str | Path) -> URL:
     return url
 
 
-def _end_earlier_process(connection: Connection) -> None:
+def _end_earlier_process(session: Session) -> None:
     """Frees what an earlier process left unfinished: running items, leases, uploads and
     responses."""
-    give_back(connection, true(), lost=True)
-    leased = batches.c.lease_owner.is_not(None)
-    connection.execute(update(batches).where(leased).values(lease_owner=None))
-    connection.execute(update(files).where(files.c.state == "uploading").values(state="deleted"))
-    running = responses.c.lost_at.is_not(None)
-    connection.execute(update(responses).where(running).values(lost_at=0.0))
+    give_back(session, true(), lost=True)
+    for left in (
+        update(Batch).where(Batch.lease_owner.is_not(None)).values(lease_owner=None),
+        update(File).where(File.state == "uploading").values(state="deleted"),
+        update(StoredResponse).where(StoredResponse.lost_at.is_not(None)).values(lost_at=0.0),
+    ):
+        session.execute(left)

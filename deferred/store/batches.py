@@ -13,35 +13,31 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy.orm import Session
 
-from deferred.entities import Batch, LineError, NewBatch, Page, Unrun
+from deferred.entities import Batch, BatchItem, File, LineError, NewBatch, Page, Unrun
 from deferred.errors import (
     IdempotencyMismatchError,
     LeaseLostError,
     NotFoundError,
     StatusConflictError,
 )
-from deferred.store.chunks import new_file_id, read_chunks
-from deferred.store.database import AnyRow, Database
-from deferred.store.files import lock_visible
+from deferred.store.database import Database
+from deferred.store.files import find_file, new_file_id, read_chunks
 from deferred.store.finalisation import Finalisation
 from deferred.store.history import ITEMS_A_COMMIT, end_batch
 from deferred.store.quota import require_quota
-from deferred.store.schema import batch_items, batches, files
 from deferred.store.transitions import (
     CANCELLING_S,
-    batch_of,
+    LEASE_S,
     end_items,
-    lease_one,
     lock_batches,
     lock_leased,
     remove_items,
 )
 
-OPEN = batches.c.total > (
-    batches.c.completed + batches.c.failed + batches.c.expired + batches.c.cancelled
-)
+OPEN = Batch.total > Batch.completed + Batch.failed + Batch.expired + Batch.cancelled
 
 
 class Batches:
@@ -68,12 +64,13 @@ class Batches:
             IdempotencyMismatchError: the key was used for another spec.
             QuotaExceededError: the owner would store more than `quota_bytes`.
         """
-        with self._database.write(durable=True) as connection:
-            if row := _earlier(connection, owner, idempotency_key):
-                return _same(row, spec)
-            file = lock_visible(connection, owner, spec.input_file_id, now_s)
-            row = connection.execute(
-                self._database.insert(batches)
+        with self._database.write(durable=True) as session:
+            if earlier := _earlier(session, owner, idempotency_key, spec):
+                return earlier
+            # locked, so that no sweep removes it
+            file = find_file(session, owner, spec.input_file_id, now_s, lock=True)
+            batch = session.scalars(
+                self._database.insert(Batch)
                 .values(
                     id=f"batch_{secrets.token_hex(12)}",
                     owner=owner,
@@ -89,31 +86,31 @@ class Batches:
                     **asdict(spec),
                 )
                 .on_conflict_do_nothing()
-                .returning(batches)
+                .returning(Batch)
             ).one_or_none()
-            if row is not None:
-                require_quota(connection, owner, quota_bytes)
-                return batch_of(row)
+            if batch is not None:
+                require_quota(session, owner, quota_bytes)
+                return batch
             # another server has just created a batch with this key
-            row = _earlier(connection, owner, idempotency_key)
-            if row is None:
+            earlier = _earlier(session, owner, idempotency_key, spec)
+            if earlier is None:
                 raise RuntimeError("the insert met a conflict, but no batch has this key")
-            return _same(row, spec)
+            return earlier
 
     def get(self, owner: str, batch_id: str) -> Batch:
         """Raises NotFoundError."""
-        with self._database.read() as connection:
-            return batch_of(_find(connection, owner, batch_id))
+        with self._database.read() as session:
+            return _find(session, owner, batch_id)
 
     def list(self, owner: str, *, after: str | None = None, limit: int = 20) -> Page[Batch]:
         """Newest first. Raises NotFoundError if `after` is not a batch of this owner."""
-        query = select(batches).where(batches.c.owner == owner)
-        with self._database.read() as connection:
+        query = select(Batch).where(Batch.owner == owner)
+        with self._database.read() as session:
             if after is not None:
-                query = query.where(batches.c.number < _find(connection, owner, after).number)
-            query = query.order_by(batches.c.number.desc()).limit(limit + 1)
-            rows = connection.execute(query).all()
-        return Page(tuple(batch_of(row) for row in rows[:limit]), len(rows) > limit)
+                query = query.where(Batch.number < _find(session, owner, after).number)
+            query = query.order_by(Batch.number.desc()).limit(limit + 1)
+            found = session.scalars(query).all()
+        return Page(tuple(found[:limit]), len(found) > limit)
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> Batch:
         """Sets the batch to `cancelling` and cancels its pending items. `items.withdraw` cancels
@@ -121,24 +118,17 @@ class Batches:
 
         Raises NotFoundError, and StatusConflictError if the batch is finalizing or has ended.
         """
-        with self._database.write(durable=True) as connection:
-            row = _find(connection, owner, batch_id, lock=True)
-            if row.status == "cancelling":
-                return batch_of(row)
-            if row.status not in ("validating", "in_progress"):
-                raise StatusConflictError(f"{batch_id} is {row.status}: it cannot be cancelled")
-            if row.status == "in_progress":
-                end_items(connection, row.number, ["pending"], "cancelled")
-            return batch_of(
-                _set(
-                    connection,
-                    row,
-                    status="cancelling",
-                    outcome="cancelled",
-                    cancelling_at=now_s,
-                    lease_owner=None,
-                )
-            )
+        with self._database.write(durable=True) as session:
+            batch = _find(session, owner, batch_id, lock=True)
+            if batch.status == "cancelling":
+                return batch
+            if batch.status not in ("validating", "in_progress"):
+                raise StatusConflictError(f"{batch_id} is {batch.status}: it cannot be cancelled")
+            if batch.status == "in_progress":
+                end_items(session, batch, ["pending"], "cancelled")
+            batch.status, batch.outcome, batch.cancelling_at = "cancelling", "cancelled", now_s
+            batch.lease_owner = None
+            return batch
 
     # --- for the worker ---
 
@@ -157,26 +147,46 @@ class Batches:
 
         Only one thread of a worker may validate: a worker can claim its own batch again.
         """
-        which = (batches.c.status == "validating") & (batches.c.model == model)
-        which &= batches.c.id.not_in(list(besides))
-        if not self._any(which):
-            return None
-        with self._database.write(durable=False) as connection:
-            row = lease_one(connection, which, worker, now_s)
-        if row is None:
+        which = (Batch.status == "validating") & (Batch.model == model)
+        batch = self._lease_one(which & Batch.id.not_in(list(besides)), worker, now_s)
+        if batch is None:
             return None
         try:
-            self._remove_added(row.id, worker, rest)
+            self._remove_added(batch.id, worker, rest)
         except LeaseLostError:
             return None
-        return batch_of(row)
+        return batch
+
+    def _lease_one(self, which: ColumnElement[bool], worker: str, now_s: float) -> Batch | None:
+        """Leases the oldest batch of `which` that no other worker validates or finalises; None if
+        there is none. A worker may lease its own batch again: it has then given up its earlier
+        attempt."""
+        with self._database.read() as session:  # an idle worker does not take the write lock
+            if session.execute(select(Batch.number).where(which).limit(1)).first() is None:
+                return None
+        free = or_(
+            Batch.lease_owner.is_(None), Batch.lease_owner == worker, Batch.lease_until <= now_s
+        )
+        with self._database.write(durable=False) as session:
+            batch = session.scalars(
+                select(Batch)
+                .where(which, free)
+                .order_by(Batch.number)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            ).one_or_none()
+            if batch is not None:
+                batch.lease_owner, batch.lease_until = worker, now_s + LEASE_S
+                if batch.status == "in_progress":
+                    batch.status, batch.finalizing_at = "finalizing", now_s
+            return batch
 
     def _remove_added(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
         """Removes the items that a validation added. Raises LeaseLostError."""
         while True:
-            with self._database.write(durable=False) as connection:
-                number = lock_leased(connection, batch_id, worker, ["validating"]).number
-                removed = remove_items(connection, number, ITEMS_A_COMMIT)
+            with self._database.write(durable=False) as session:
+                number = lock_leased(session, batch_id, worker, ["validating"]).number
+                removed = remove_items(session, number, ITEMS_A_COMMIT)
             if removed < ITEMS_A_COMMIT:
                 return
             rest()
@@ -184,70 +194,54 @@ class Batches:
     def input(self, batch: Batch) -> Iterator[bytes]:
         """The bytes of the input file in pieces of at most 1 MiB, even if it was deleted or expired
         after the batch was created. Raises NotFoundError if the bytes are gone."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                select(files)
-                .join(batches, batches.c.input_file == files.c.number)
-                .where(batches.c.id == batch.id)
-            ).one_or_none()
-        if row is None:
+        with self._database.read() as session:
+            file = session.get(File, batch.input_file)
+        if file is None:
             raise NotFoundError(f"the input file of {batch.id} is gone")
-        return read_chunks(self._database, row)
+        return read_chunks(self._database, file)
 
     def start(self, batch_id: str, worker: str, now_s: float) -> None:
         """`validating` → `in_progress`: its items may be claimed. Raises LeaseLostError."""
-        with self._database.write(durable=True) as connection:
-            row = lock_leased(connection, batch_id, worker, ["validating"])
-            total = select(func.count()).where(batch_items.c.batch == row.number)
-            _set(
-                connection,
-                row,
-                status="in_progress",
-                in_progress_at=now_s,
-                total=connection.execute(total).scalar_one(),
-                lease_owner=None,
-            )
+        with self._database.write(durable=True) as session:
+            batch = lock_leased(session, batch_id, worker, ["validating"])
+            total = select(func.count()).where(BatchItem.batch == batch.number)
+            batch.total = session.scalars(total).one()
+            batch.status, batch.in_progress_at, batch.lease_owner = "in_progress", now_s, None
 
     def fail(self, batch_id: str, worker: str, errors: Sequence[LineError], now_s: float) -> None:
         """`validating` → `failed`. Raises LeaseLostError."""
-        with self._database.write(durable=True) as connection:
-            row = lock_leased(connection, batch_id, worker, ["validating"])
-            _set(connection, row, errors=[asdict(error) for error in errors])
-            end_batch(self._database, connection, row.number, "failed", now_s)
+        with self._database.write(durable=True) as session:
+            batch = lock_leased(session, batch_id, worker, ["validating"])
+            batch.errors = [asdict(error) for error in errors]
+            end_batch(self._database, session, batch, "failed", now_s)
 
     def end_due(self, now_s: float) -> int:
         """Ends batches whose time is over, so that they can be finalised; returns how many. At the
         end of a window, pending and running items expire. CANCELLING_S after a batch was cancelled,
         its running items are cancelled. Later results are dropped."""
-        over = batches.c.expires_at <= now_s
-        given_up = over | (batches.c.cancelling_at <= now_s - CANCELLING_S)
+        over = Batch.expires_at <= now_s
+        given_up = over | (Batch.cancelling_at <= now_s - CANCELLING_S)
         due = or_(
-            over & (batches.c.status == "validating"),
-            over & (batches.c.status == "in_progress") & OPEN,
-            given_up & (batches.c.status == "cancelling") & OPEN,
+            over & (Batch.status == "validating"),
+            over & (Batch.status == "in_progress") & OPEN,
+            given_up & (Batch.status == "cancelling") & OPEN,
         )
-        with self._database.read() as connection:
-            numbers = connection.execute(select(batches.c.number).where(due)).scalars().all()
+        with self._database.read() as session:
+            numbers = session.scalars(select(Batch.number).where(due)).all()
         return sum(self._end(number, now_s) for number in numbers)
 
     def _end(self, number: int, now_s: float) -> bool:
-        with self._database.write(durable=True) as connection:
-            (row,) = lock_batches(connection, [number])
-            if row.status == "cancelling":
-                return end_items(connection, number, ["running"], "cancelled") > 0
-            if row.status == "in_progress":
-                if not end_items(connection, number, ["pending", "running"], "expired"):
+        with self._database.write(durable=True) as session:
+            (batch,) = lock_batches(session, [number])
+            if batch.status == "cancelling":
+                return end_items(session, batch, ["running"], "cancelled") > 0
+            if batch.status == "in_progress":
+                if not end_items(session, batch, ["pending", "running"], "expired"):
                     return False  # every item was answered in time
-            elif row.status != "validating":
+            elif batch.status != "validating":
                 return False
-            _set(
-                connection,
-                row,
-                status="finalizing",
-                outcome="expired",
-                finalizing_at=now_s,
-                lease_owner=None,
-            )
+            batch.status, batch.outcome, batch.finalizing_at = "finalizing", "expired", now_s
+            batch.lease_owner = None
             return True
 
     def claim_finalisation(
@@ -258,17 +252,8 @@ class Batches:
 
         Only one thread of a worker may finalise: a worker can claim its own batch again.
         """
-        which = batches.c.status.in_(["in_progress", "finalizing", "cancelling"]) & ~OPEN
-        which &= batches.c.id.not_in(list(besides))
-        if not self._any(which):
-            return None
-        with self._database.write(durable=False) as connection:
-            row = lease_one(connection, which, worker, now_s)
-            if row is None:
-                return None
-            if row.status == "in_progress":
-                row = _set(connection, row, status="finalizing", finalizing_at=now_s)
-            return batch_of(row)
+        which = Batch.status.in_(["in_progress", "finalizing", "cancelling"]) & ~OPEN
+        return self._lease_one(which & Batch.id.not_in(list(besides)), worker, now_s)
 
     def finalise(
         self,
@@ -295,48 +280,30 @@ class Batches:
     def give_up(self, batch_id: str, worker: str, rest: Callable[[], None] = lambda: None) -> None:
         """Removes what an interrupted validation or finalisation wrote. `worker` keeps its lease.
         `rest` is called between transactions. Raises LeaseLostError."""
-        with self._database.read() as connection:
-            query = select(batches.c.status).where(batches.c.id == batch_id)
-            validating = connection.execute(query).scalar() == "validating"
-        if validating:
+        with self._database.read() as session:
+            status = session.scalars(select(Batch.status).where(Batch.id == batch_id)).first()
+        if status == "validating":
             self._remove_added(batch_id, worker, rest)
         else:
             Finalisation(self._database, batch_id, worker, rest).remove_earlier()
 
-    def _any(self, which: ColumnElement[bool]) -> bool:
-        """Checks without the write lock, so that an idle worker does not take it."""
-        with self._database.read() as connection:
-            found = connection.execute(select(batches.c.number).where(which).limit(1))
-            return found.first() is not None
 
-
-def _find(connection: Connection, owner: str, batch_id: str, *, lock: bool = False) -> AnyRow:
-    query = select(batches).where(batches.c.id == batch_id, batches.c.owner == owner)
-    if lock:
-        query = query.with_for_update()
-    row = connection.execute(query).one_or_none()
-    if row is None:
+def _find(session: Session, owner: str, batch_id: str, *, lock: bool = False) -> Batch:
+    query = select(Batch).where(Batch.id == batch_id, Batch.owner == owner)
+    batch = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    if batch is None:
         raise NotFoundError(f"there is no batch {batch_id}")
-    return row
+    return batch
 
 
-def _set(connection: Connection, row: AnyRow, **values: object) -> AnyRow:
-    return connection.execute(
-        update(batches).where(batches.c.number == row.number).values(values).returning(batches)
-    ).one()
-
-
-def _earlier(connection: Connection, owner: str, key: str | None) -> AnyRow | None:
+def _earlier(session: Session, owner: str, key: str | None, spec: NewBatch) -> Batch | None:
+    """What this key made. Raises IdempotencyMismatchError if that was for another spec."""
     if key is None:
         return None
-    return connection.execute(
-        select(batches).where(batches.c.owner == owner, batches.c.idempotency_key == key)
+    batch = session.scalars(
+        select(Batch).where(Batch.owner == owner, Batch.idempotency_key == key)
     ).one_or_none()
-
-
-def _same(row: AnyRow, spec: NewBatch) -> Batch:
-    batch = batch_of(row)
-    if batch.spec != spec:
+    if batch and any(getattr(batch, name) != asked for name, asked in asdict(spec).items()):
         raise IdempotencyMismatchError(
             f"this idempotency key was used for another request ({batch.id}); use a new key"
         )

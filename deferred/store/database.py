@@ -8,6 +8,10 @@ their items run again.
 PostgreSQL uses READ COMMITTED. A transaction that changes items of a batch, except by claiming
 them, holds the lock of the batch's row (`SELECT … FOR UPDATE`, several rows in the order of their
 numbers). So transactions do not deadlock, and a batch's counters always match its items.
+
+Rows live on after their transaction, in other threads, and reading them never asks the database
+again: they are loaded whole (no relationship, no column that is deferred or set by an expression),
+a commit does not expire them, and with the end of the session they are detached.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection, Engine, Row, Table, create_engine, event
+from sqlalchemy import Connection, CursorResult, Delete, Engine, Update, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import (
@@ -32,12 +36,13 @@ from sqlalchemy.exc import (
     ProgrammingError,
     TimeoutError,
 )
+from sqlalchemy.orm import Session, sessionmaker
 
+from deferred.entities import Base
 from deferred.errors import StoreInUseError, StoreUnavailableError
 
 WAIT_S = 10  # for a lock, a connection, or a silent server
 POSTGRESQL_SETTINGS = f"-c statement_timeout={6 * WAIT_S}s -c lock_timeout={WAIT_S}s"
-AnyRow = Row[*tuple[Any, ...]]
 OURS_TO_FIX = (IntegrityError, ProgrammingError, DataError, NotSupportedError)
 
 
@@ -49,45 +54,55 @@ class Database:
         self._writing = threading.Lock()
         if self.is_sqlite:
             self._held = _hold(Path(url.database or ""))
-            self._engine = _sqlite(url)
-        else:
-            self._engine = _postgresql(url)
+        self._engine = _sqlite(url) if self.is_sqlite else _postgresql(url)
+        self._sessions = sessionmaker(
+            self._engine,
+            expire_on_commit=False,
+            autoflush=False,  # a row that a transaction changes is written once, at its end
+            # no transaction reads rows again that such a statement has changed
+            execution_options={"synchronize_session": False},
+        )
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[Session]:
         """A transaction that only reads."""
-        with _unavailable(), self._engine.connect() as connection:
-            yield connection
+        with _unavailable(), self._sessions() as session:
+            yield session
 
     @contextmanager
-    def write(self, *, durable: bool) -> Iterator[Connection]:
+    def write(self, *, durable: bool) -> Iterator[Session]:
         """A transaction, committed at the end. Do not wait inside it: on SQLite it blocks all other
         writers."""
         if not self.is_sqlite:
-            with _unavailable(), self._engine.begin() as connection:
-                yield connection
+            with _unavailable(), self._sessions.begin() as session:
+                yield session
             return
         # threads queue here: SQLite's own wait polls, so that some threads starve
         if not self._writing.acquire(timeout=WAIT_S):
             raise StoreUnavailableError(f"the database was busy for {WAIT_S} s")
+        begin = f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}; BEGIN IMMEDIATE"
         try:
-            with _unavailable(), self._engine.connect() as connection:
-                connection = connection.execution_options(
-                    begin=f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}; BEGIN IMMEDIATE"
-                )
-                with connection.begin():
-                    yield connection
+            with _unavailable(), self._sessions.begin() as session:
+                session.connection(execution_options={"begin": begin})
+                yield session
         finally:
             self._writing.release()
 
-    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+    def insert(self, entity: type[Base]) -> sqlite.Insert | postgresql.Insert:
         """An insert that offers `on_conflict_do_nothing()`."""
-        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+        return sqlite.insert(entity) if self.is_sqlite else postgresql.insert(entity)
 
     def close(self) -> None:
         self._engine.dispose()
         if self._held:
             self._held.close()
+
+
+def changed(session: Session, statement: Update | Delete) -> int:
+    """Executes it; returns the number of its rows."""
+    result = session.execute(statement)
+    assert isinstance(result, CursorResult)
+    return result.rowcount
 
 
 @contextmanager

@@ -7,15 +7,24 @@ result counts only while its item is running under the same claim; later results
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 
-from sqlalchemy import Connection, and_, bindparam, insert, select, tuple_, update
+from sqlalchemy import and_, func, insert, select, tuple_, update
+from sqlalchemy.orm import Session
 
-from deferred.entities import Duplicate, Item, Lease, LineResult, NewItem
-from deferred.store.claims import claim_lines, next_lines
+from deferred.entities import (
+    Batch,
+    BatchItem,
+    Duplicate,
+    Item,
+    ItemBody,
+    ItemResult,
+    Lease,
+    LineResult,
+    NewItem,
+)
 from deferred.store.database import Database
-from deferred.store.schema import batch_items, batches, item_bodies, item_results
 from deferred.store.transitions import LEASE_S, give_back, lock_batches, lock_leased
 
 ITEMS_A_COMMIT = 500
@@ -36,17 +45,18 @@ class Items:
         """
         duplicates: list[Duplicate] = []
         for group in _groups(items):
-            with self._database.write(durable=False) as connection:
-                number = lock_leased(connection, batch_id, worker, ["validating"]).number
-                duplicates += self._add_group(connection, number, group)
+            with self._database.write(durable=False) as session:
+                number = lock_leased(session, batch_id, worker, ["validating"]).number
+                duplicates += self._add_group(session, number, group)
         return duplicates
 
     def _add_group(
-        self, connection: Connection, number: int, group: Sequence[NewItem]
+        self, session: Session, number: int, group: Sequence[NewItem]
     ) -> list[Duplicate]:
         digests = {item.line: _digest(item.custom_id) for item in group}
-        added = connection.execute(
-            self._database.insert(batch_items).on_conflict_do_nothing(),
+        # not by the session, which does not say how many rows were added
+        added = session.connection().execute(
+            self._database.insert(BatchItem).on_conflict_do_nothing(),
             [
                 {
                     "batch": number,
@@ -59,10 +69,10 @@ class Items:
                 }
                 for item in group
             ],
-        ).rowcount
+        )
         duplicates = []
-        if added < len(group):
-            duplicates = _duplicates(connection, number, group, digests)
+        if added.rowcount < len(group):
+            duplicates = _duplicates(session, number, group, digests)
         left_out = {duplicate.line for duplicate in duplicates}
         bodies = [
             {"batch": number, "line": item.line, "body": item.body}
@@ -70,7 +80,7 @@ class Items:
             if item.line not in left_out
         ]
         if bodies:
-            connection.execute(self._database.insert(item_bodies).on_conflict_do_nothing(), bodies)
+            session.execute(self._database.insert(ItemBody).on_conflict_do_nothing(), bodies)
         return duplicates
 
     def claim(
@@ -79,23 +89,22 @@ class Items:
         """Leases up to `n` pending items of batches in progress to `worker` until now + LEASE_S:
         the earliest deadline first, then in the order of lines. Their bodies have at most
         `most_bytes` together; the first item may be larger."""
-        in_progress = (
-            select(batches)
-            .where(batches.c.status == "in_progress", batches.c.model == model)
-            .order_by(batches.c.expires_at, batches.c.number)
-        )
-        with self._database.read() as connection:
-            candidates = connection.execute(in_progress).all()
+        with self._database.read() as session:
+            candidates = session.scalars(
+                select(Batch)
+                .where(Batch.status == "in_progress", Batch.model == model)
+                .order_by(Batch.expires_at, Batch.number)
+            ).all()
         claimed: list[Item] = []
         if candidates:
-            with self._database.write(durable=False) as connection:
+            with self._database.write(durable=False) as session:
                 for batch in candidates:
                     if len(claimed) == n:
                         break
-                    lines, all_fit = next_lines(
-                        connection, batch.number, n - len(claimed), most_bytes, not claimed
+                    lines, all_fit = _next_lines(
+                        session, batch, n - len(claimed), most_bytes, not claimed
                     )
-                    items = claim_lines(connection, batch, lines, worker, now_s)
+                    items = _claim_lines(session, batch, lines, worker, now_s)
                     claimed += items
                     most_bytes -= sum(len(item.body) for item in items)
                     if not all_fit:
@@ -105,21 +114,17 @@ class Items:
     def withdraw(self, worker: str, leases: Collection[Lease]) -> frozenset[Lease]:
         """Cancels and returns those items whose batch is being cancelled. None of `leases` may
         have begun."""
-        cancelling = select(batches.c.number).where(
-            batches.c.number.in_({lease.batch for lease in leases}),
-            batches.c.status == "cancelling",
+        cancelling = select(Batch.number).where(
+            Batch.number.in_({lease.batch for lease in leases}), Batch.status == "cancelling"
         )
-        with self._database.read() as connection:
-            numbers = {*connection.execute(cancelling).scalars()}
+        with self._database.read() as session:
+            numbers = {*session.scalars(cancelling)}
         withdrawn = frozenset(lease for lease in leases if lease.batch in numbers)
         if withdrawn:
-            named = tuple_(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt)
-            ours = and_(
-                batch_items.c.lease_owner == worker,
-                named.in_([(lease.batch, lease.line, lease.attempt) for lease in withdrawn]),
-            )
-            with self._database.write(durable=False) as connection:
-                give_back(connection, ours, lost=False)
+            named = tuple_(BatchItem.batch, BatchItem.line, BatchItem.attempt)
+            ours = and_(BatchItem.lease_owner == worker, named.in_(list(withdrawn)))
+            with self._database.write(durable=False) as session:
+                give_back(session, ours, lost=False)
         return withdrawn
 
     def heartbeat(self, worker: str, leases: Collection[Lease], now_s: float) -> frozenset[Lease]:
@@ -127,46 +132,37 @@ class Items:
         Returns the leases it still holds. Executing the others is wasted work: their batch
         expired, or their lease was lost."""
         until = {"lease_until": now_s + LEASE_S}
-        held: set[Lease] = set()
-        with self._database.write(durable=False) as connection:
-            lock_batches(connection, {lease.batch for lease in leases})
-            held = _held(connection, worker) & set(leases)
+        with self._database.write(durable=False) as session:
+            lock_batches(session, {lease.batch for lease in leases})
+            held = _held(session, worker).intersection(leases)
             if held:
-                connection.execute(
-                    update(batch_items)
-                    .where(
-                        batch_items.c.batch == bindparam("of_batch"),
-                        batch_items.c.line == bindparam("of_line"),
-                    )
-                    .values(until),
-                    [{"of_batch": lease.batch, "of_line": lease.line} for lease in held],
-                )
-        with self._database.write(durable=False) as connection:
-            connection.execute(update(batches).where(batches.c.lease_owner == worker).values(until))
+                extended = [{"batch": of.batch, "line": of.line, **until} for of in held]
+                session.execute(update(BatchItem), extended)
+        with self._database.write(durable=False) as session:
+            session.execute(update(Batch).where(Batch.lease_owner == worker).values(until))
         return frozenset(held)
 
     def save(self, worker: str, results: Sequence[LineResult]) -> int:
         """Records results in one commit and returns how many counted. Collect results for some
         50 ms or up to 256 before a call: commits cost more than rows."""
-        with self._database.write(durable=False) as connection:
-            lock_batches(connection, {result.lease.batch for result in results})
-            held = _held(connection, worker)
-            counted: list[LineResult] = []
+        with self._database.write(durable=False) as session:
+            batches = lock_batches(session, {result.lease.batch for result in results})
+            held = _held(session, worker)
+            counted: dict[Lease, LineResult] = {}  # the first result of each lease
             for result in results:
                 if result.lease in held:
-                    held.remove(result.lease)
-                    counted.append(result)
+                    counted.setdefault(result.lease, result)
             if counted:
-                _record(connection, counted)
+                _record(session, batches, list(counted.values()))
         return len(counted)
 
     def release(self, worker: str) -> int:
         """Gives back all that `worker` holds, before it ends. Returns the number of items."""
-        with self._database.write(durable=False) as connection:
-            count = give_back(connection, batch_items.c.lease_owner == worker, lost=False)
-        with self._database.write(durable=False) as connection:
-            connection.execute(
-                update(batches).where(batches.c.lease_owner == worker).values(lease_owner=None)
+        with self._database.write(durable=False) as session:
+            count = give_back(session, BatchItem.lease_owner == worker, lost=False)
+        with self._database.write(durable=False) as session:
+            session.execute(
+                update(Batch).where(Batch.lease_owner == worker).values(lease_owner=None)
             )
         return count
 
@@ -174,8 +170,8 @@ class Items:
         """Makes the items of silent workers pending again, or cancelled if their batch is being
         cancelled. Returns how many. On SQLite, `open_store` does this for all leases, as the
         earlier process is certainly gone."""
-        with self._database.write(durable=False) as connection:
-            return give_back(connection, batch_items.c.lease_until <= now_s, lost=True)
+        with self._database.write(durable=False) as session:
+            return give_back(session, BatchItem.lease_until <= now_s, lost=True)
 
 
 def _groups(items: Iterable[NewItem]) -> Iterator[list[NewItem]]:
@@ -196,66 +192,102 @@ def _digest(custom_id: str) -> bytes:
 
 
 def _duplicates(
-    connection: Connection, number: int, group: Sequence[NewItem], digests: dict[int, bytes]
+    session: Session, number: int, group: Sequence[NewItem], digests: dict[int, bytes]
 ) -> list[Duplicate]:
     first = dict(
-        connection.execute(
-            select(batch_items.c.digest, batch_items.c.line).where(
-                batch_items.c.batch == number, batch_items.c.digest.in_(digests.values())
+        session.execute(
+            select(BatchItem.digest, BatchItem.line).where(
+                BatchItem.batch == number, BatchItem.digest.in_(digests.values())
             )
         ).all()
     )
-    found = ((item, first[digests[item.line]]) for item in group)
-    return [Duplicate(item.line, item.custom_id, line) for item, line in found if line != item.line]
+    found = [Duplicate(one.line, one.custom_id, first[digests[one.line]]) for one in group]
+    return [one for one in found if one.line != one.first_line]
 
 
-def _held(connection: Connection, worker: str) -> set[Lease]:
-    rows = connection.execute(
-        select(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt).where(
-            batch_items.c.lease_owner == worker, batch_items.c.state == "running"
+def _next_lines(
+    session: Session, batch: Batch, n: int, most_bytes: int, one_at_least: bool
+) -> tuple[list[int], bool]:
+    """Locks and returns the batch's next pending lines, at most `n`, that fit into `most_bytes`;
+    also returns whether all of them fit."""
+    # A separate statement: inside the update, PostgreSQL may evaluate it for each row and claim
+    # more than n. SQLAlchemy leaves the lock out on SQLite, which has one writer.
+    size_bytes = (
+        select(func.length(ItemBody.body))
+        .where(ItemBody.batch == BatchItem.batch, ItemBody.line == BatchItem.line)
+        .scalar_subquery()
+    )
+    found = session.execute(
+        select(BatchItem.line, size_bytes)
+        .where(BatchItem.batch == batch.number, BatchItem.state == "pending")
+        .order_by(BatchItem.line)
+        .limit(n)
+        .with_for_update(skip_locked=True)
+    ).all()
+    fit = sum(end <= most_bytes for end in accumulate(size for _, size in found))
+    if one_at_least:
+        fit = max(fit, 1)
+    return [line for line, _ in found[:fit]], fit >= len(found)
+
+
+def _claim_lines(
+    session: Session, batch: Batch, lines: Sequence[int], worker: str, now_s: float
+) -> list[Item]:
+    if not lines:
+        return []
+    claimed = session.execute(
+        update(BatchItem)
+        .where(
+            BatchItem.batch == batch.number,
+            BatchItem.state == "pending",
+            BatchItem.line.in_(lines),
+        )
+        .values(
+            state="running",
+            lease_owner=worker,
+            lease_until=now_s + LEASE_S,
+            attempt=BatchItem.attempt + 1,
+        )
+        .returning(BatchItem.line, BatchItem.attempt, BatchItem.custom_id, BatchItem.lost)
+    ).all()
+    bodies = dict(
+        session.execute(
+            select(ItemBody.line, ItemBody.body).where(
+                ItemBody.batch == batch.number, ItemBody.line.in_(lines)
+            )
+        ).all()
+    )
+    return [
+        Item(batch, Lease(batch.number, line, attempt), custom_id, bodies[line], lost)
+        for line, attempt, custom_id, lost in sorted(claimed)
+    ]
+
+
+def _held(session: Session, worker: str) -> set[Lease]:
+    rows = session.execute(
+        select(BatchItem.batch, BatchItem.line, BatchItem.attempt).where(
+            BatchItem.lease_owner == worker, BatchItem.state == "running"
         )
     )
     return {Lease(*row) for row in rows}
 
 
-def _record(connection: Connection, results: Sequence[LineResult]) -> None:
-    connection.execute(
-        update(batch_items)
-        .where(
-            batch_items.c.batch == bindparam("of_batch"), batch_items.c.line == bindparam("of_line")
-        )
-        .values(state=bindparam("to"), lease_owner=None),
-        [
-            {
-                "of_batch": result.lease.batch,
-                "of_line": result.lease.line,
-                "to": "completed" if result.succeeded else "failed",
-            }
-            for result in results
-        ],
-    )
-    connection.execute(
-        insert(item_results),
-        [
-            {"batch": result.lease.batch, "line": result.lease.line, "text": result.text}
-            for result in results
-        ],
-    )
-    by_batch: dict[int, list[LineResult]] = defaultdict(list)
+def _record(session: Session, batches: Sequence[Batch], results: Sequence[LineResult]) -> None:
+    """`batches`: theirs, locked."""
+    ended, texts = [], []
     for result in results:
-        by_batch[result.lease.batch].append(result)
-    for number, of_batch in sorted(by_batch.items()):
-        succeeded = sum(result.succeeded for result in of_batch)
-        gained = {
-            "completed": succeeded,
-            "failed": len(of_batch) - succeeded,
-            "input_tokens": sum(result.usage.input_tokens for result in of_batch),
-            "cached_tokens": sum(result.usage.cached_tokens for result in of_batch),
-            "output_tokens": sum(result.usage.output_tokens for result in of_batch),
-            "stored_bytes": sum(len(result.text) for result in of_batch),
-        }
-        connection.execute(
-            update(batches)
-            .where(batches.c.number == number)
-            .values({name: batches.c[name] + value for name, value in gained.items()})
-        )
+        key = {"batch": result.lease.batch, "line": result.lease.line}
+        state = "completed" if result.succeeded else "failed"
+        ended.append({**key, "state": state, "lease_owner": None})
+        texts.append({**key, "text": result.text})
+    session.execute(update(BatchItem), ended)
+    session.execute(insert(ItemResult), texts)
+    of_number = {batch.number: batch for batch in batches}
+    for result in results:
+        batch = of_number[result.lease.batch]
+        batch.completed += result.succeeded
+        batch.failed += not result.succeeded
+        batch.input_tokens += result.usage.input_tokens
+        batch.cached_tokens += result.usage.cached_tokens
+        batch.output_tokens += result.usage.output_tokens
+        batch.stored_bytes += len(result.text)

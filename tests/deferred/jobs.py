@@ -9,11 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Table, func, select, text
+from sqlalchemy import func, inspect, select, text
 
-from deferred.entities import Batch, BatchUsage, Item, LineResult, NewBatch, NewItem, Unrun
+from deferred.entities import (
+    Base,
+    Batch,
+    BatchUsage,
+    Item,
+    LineResult,
+    NewBatch,
+    NewItem,
+    Unrun,
+)
 from deferred.store import JobStore
-from deferred.store.schema import metadata
 
 OWNER = "an owner"
 MODEL = "a model"
@@ -44,7 +52,7 @@ def create(
 def validating(store: JobStore, lines: int = 0, **options) -> Batch:
     """A batch that this worker validates, with lines that it has found good."""
     batch = create(store, **options)
-    claimed = store.batches.claim_validation(WORKER, batch.spec.model, NOW_S)
+    claimed = store.batches.claim_validation(WORKER, batch.model, NOW_S)
     assert claimed is not None
     assert claimed.id == batch.id
     assert store.items.add(batch.id, WORKER, new_items(lines)) == []
@@ -83,16 +91,25 @@ def lines_of(
 
 def emptied(store: JobStore) -> JobStore:
     """Of PostgreSQL."""
-    with store._database.write(durable=False) as connection:
-        connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)}"))
+    with store._database.write(durable=False) as session:
+        session.execute(text(f"TRUNCATE {', '.join(Base.metadata.tables)}"))
     return store
 
 
-def rows_of(store: JobStore, table: Table) -> int:
+def rows_of(store: JobStore, entity: type[Base]) -> int:
     """Of all batches and files."""
-    with store._database.read() as connection:
-        count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
-        return count
+    with store._database.read() as session:
+        return session.scalars(select(func.count()).select_from(entity)).one()
+
+
+def shown(row: Base) -> dict[str, Any]:
+    """All columns. It fails if one of them would have to be read from the database."""
+    assert inspect(row).detached
+    return {name: getattr(row, name) for name in inspect(row).mapper.columns.keys()}  # noqa: SIM118
+
+
+def counts_of(batch: Batch) -> tuple[int, ...]:
+    return batch.total, batch.completed, batch.failed, batch.expired, batch.cancelled
 
 
 @contextmanager

@@ -103,8 +103,8 @@ def begun(store: JobStore, lines: int, lasts_s: float = 3600) -> Batch:
 
 
 def done(store: JobStore, batch: Batch) -> int:
-    counts = store.batches.get(OWNER, batch.id).counts
-    return counts.completed + counts.failed
+    found = store.batches.get(OWNER, batch.id)
+    return found.completed + found.failed
 
 
 def written(store: JobStore, file_id: str | None) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_every_line_is_recorded_once_and_no_more_are_in_hand_than_allowed(
     assert endpoints.most_open == most
     ended = finalised(sqlite_store, batch)
     assert len(written(sqlite_store, ended.output_file_id)) == len(endpoints.begun) == 30
-    assert ended.usage == BatchUsage(90, 0, 150)
+    assert (ended.input_tokens, ended.cached_tokens, ended.output_tokens) == (90, 0, 150)
 
 
 def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
@@ -236,7 +236,7 @@ def test_a_cancelled_batch_begins_no_line_that_is_claimed(
         eventually(lambda: sqlite_store.progress().items["running"] == WINDOW)
         sqlite_store.batches.cancel(OWNER, batch.id, time.time())
         worker.wake()
-        eventually(lambda: sqlite_store.batches.get(OWNER, batch.id).counts.cancelled == 30)
+        eventually(lambda: sqlite_store.batches.get(OWNER, batch.id).cancelled == 30)
         endpoints.closed = False
         eventually(lambda: done(sqlite_store, other) == 1)
     assert len(endpoints.begun) == 1

@@ -1,7 +1,7 @@
 """Brings a database to the current schema, with Alembic's revisions in `versions/`.
 
-A new database is made directly from `schema.py` and stamped with the latest revision. Revisions
-change only existing databases. So a schema change needs both: an edit of `schema.py`, and a
+A new database is made directly from `entities.py` and stamped with the latest revision. Revisions
+change only existing databases. So a schema change needs both: an edit of `entities.py`, and a
 revision (`alembic revision -m "what it does"`) that makes the same change to the last release.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
+from deferred.entities import Base
 from deferred.errors import UnknownSchemaError
-from deferred.store.schema import metadata
 
 SCRIPTS = Path(__file__).parent
 LOCK_KEY = 0x6A6F6273  # arbitrary; servers that start together migrate one after the other
@@ -42,7 +42,7 @@ def migrate(connection: Connection, scripts: Path = SCRIPTS) -> None:
                 "the job database was made by a version before the first release: move it away, "
                 "or name another one"
             )
-        metadata.create_all(connection)
+        Base.metadata.create_all(connection)
         context.stamp(directory, "head")
         return
     if current not in {script.revision for script in directory.walk_revisions()}:

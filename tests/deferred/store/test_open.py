@@ -16,15 +16,16 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from deferred.entities import Base
 from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
 from deferred.store import database, open_store
 from deferred.store.migrations import SCRIPTS, migrate
-from deferred.store.schema import metadata
 from tests.deferred.jobs import (
     NOW_S,
     OWNER,
     claim,
     create,
+    shown,
     started,
 )
 
@@ -45,14 +46,14 @@ def test_a_folder_is_made_and_its_database_has_one_user_at_a_time(data_dir: Path
         open_store(folder)
     store.close()
     again = open_store(f"sqlite:///{folder}/jobs.db")
-    assert again.batches.get(OWNER, batch.id) == batch
+    assert shown(again.batches.get(OWNER, batch.id)) == shown(batch)
     assert len(claim(again, 9)) == 3
     again.close()
 
 
 def differences(connection: Connection) -> list[Any]:
-    """Between the database and `schema.py`, as Alembic sees them."""
-    return compare_metadata(MigrationContext.configure(connection), metadata)
+    """Between the database and `entities.py`, as Alembic sees them."""
+    return compare_metadata(MigrationContext.configure(connection), Base.metadata)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -91,9 +92,9 @@ def test_each_release_changes_a_database_that_is_there_once_and_wholly(
     half_way = later_scripts(tmp_path, "UPDATE no_table SET a = 1")
     with (
         pytest.raises((SQLAlchemyError, StoreUnavailableError), match="no_table"),
-        store._database.write(durable=True) as connection,
+        store._database.write(durable=True) as session,
     ):
-        migrate(connection, half_way)
+        migrate(session.connection(), half_way)
     store.close()
     with connected(store_url) as connection:
         assert differences(connection) == []
@@ -101,7 +102,7 @@ def test_each_release_changes_a_database_that_is_there_once_and_wholly(
         assert differences(connection) != []
         connection.execute(text("UPDATE alembic_version SET version_num = '1'"))
     store = open_store(store_url)
-    assert store.batches.get(OWNER, batch.id) == batch
+    assert shown(store.batches.get(OWNER, batch.id)) == shown(batch)
     store.close()
     with connected(store_url) as connection:
         assert differences(connection) == []
@@ -149,7 +150,7 @@ def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailableError, match="locked"):
         store.batches.cancel(OWNER, batch.id, NOW_S)
-    assert store.batches.get(OWNER, batch.id) == batch, "who reads does not wait"
+    assert shown(store.batches.get(OWNER, batch.id)) == shown(batch), "who reads does not wait"
     other.execute("ROLLBACK")
     other.close()
     assert store.batches.cancel(OWNER, batch.id, NOW_S).status == "cancelling"

@@ -7,31 +7,30 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from deferred.entities import (
     Batch,
+    BatchItem,
     BatchProgress,
     BatchStatus,
-    BatchUsage,
     Item,
     ItemState,
     LineError,
     NewItem,
-    RequestCounts,
     Unrun,
 )
 from deferred.errors import LeaseLostError, StatusConflictError
 from deferred.store import open_store
-from deferred.store.schema import batch_items
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
     MODEL,
     OWNER,
+    counts_of,
     create,
     emptied,
     lines_of,
@@ -50,7 +49,7 @@ LEAST = {
     "history.ITEMS_A_COMMIT": 2,
     "finalisation.LINES_A_READ": 2,
     "finalisation.CHUNKS_A_COMMIT": 1,
-    "chunks.CHUNK_BYTES": 99,
+    "files.CHUNK_BYTES": 99,
 }
 ERRORS = (LineError("invalid_json_line", "not \0 JSON", 2), LineError("x", "y", param="body"))
 STATES: list[ItemState] = ["pending", "running", "completed", "failed", "expired", "cancelled"]
@@ -102,15 +101,16 @@ class Job:
 
     def require_shown(self, batch: Batch) -> None:
         n = self.count("completed", "failed")
-        counts = RequestCounts(len(self.lines), *(self.count(state) for state in STATES[2:]))
-        assert (batch.status, batch.counts) == (self.status, counts)
-        assert batch.usage == BatchUsage(3 * n, n, 5 * n)
+        counts = (len(self.lines), *(self.count(state) for state in STATES[2:]))
+        assert (batch.status, counts_of(batch)) == (self.status, counts)
+        assert (batch.input_tokens, batch.cached_tokens, batch.output_tokens) == (3 * n, n, 5 * n)
         assert [getattr(batch, f"{of}_at") for of in TIMES] == [self.times.get(of) for of in TIMES]
-        assert batch.errors == (ERRORS if self.status == "failed" else ())
+        errors = [asdict(error) for error in ERRORS]
+        assert batch.errors == (errors if self.status == "failed" else None)
         outputs = self.count("completed") if self.status in ENDS else 0
-        errors = len(self.lines) - outputs if self.status in ENDS else 0
+        failed = len(self.lines) - outputs if self.status in ENDS else 0
         files = batch.output_file_id is not None, batch.error_file_id is not None
-        assert files == (outputs > 0, errors > 0)
+        assert files == (outputs > 0, failed > 0)
 
 
 class Walk:
@@ -134,9 +134,9 @@ class Walk:
         write = self.store._database.write
 
         @contextmanager
-        def counted(*, durable: bool) -> Iterator[Connection]:
-            with write(durable=durable) as connection:
-                yield connection
+        def counted(*, durable: bool) -> Iterator[Session]:
+            with write(durable=durable) as session:
+                yield session
                 self.commits_left -= 1
                 if self.commits_left < 0:
                     raise CrashError
@@ -169,9 +169,9 @@ class Walk:
 
     def line_of(self, item: Item, worker: str) -> Line | None:
         """Where this worker holds it under this lease."""
-        if (job := self.jobs.get(item.batch_id)) is None:
+        if (job := self.jobs.get(item.batch.id)) is None:
             return None
-        line = job.lines[item.line - 1]
+        line = job.lines[item.lease.line - 1]
         held = (line.state, line.attempt, line.worker) == ("running", item.lease.attempt, worker)
         return line if held else None
 
@@ -308,7 +308,7 @@ class Walk:
             if job.status in ENDS and job.times[job.status] <= before_s:
                 del self.jobs[job.id]
         of_open = sum(6 for job in self.jobs.values() if job.status not in ENDS)
-        assert rows_of(self.store, batch_items) <= of_open
+        assert rows_of(self.store, BatchItem) <= of_open
 
     # --- lines ------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Walk:
             expected.append(shown)
         items = self.store.items.claim(worker, model, n, self.now_s, most_bytes)
         assert [
-            (one.batch_id, one.line, one.lease.attempt, one.lost, len(one.body), one.deadline)
+            (one.batch.id, *one.lease[1:], one.lost, len(one.body), one.batch.expires_at)
             for one in items
         ] == expected
         self.seen += items
@@ -367,7 +367,7 @@ class Walk:
     def withdraw(self) -> None:
         worker, known = self.worker, [item.lease for item in self.seen]
         cancelling = {job.id for job in self.jobs.values() if job.status == "cancelling"}
-        of_cancelling = {item.lease for item in self.seen if item.batch_id in cancelling}
+        of_cancelling = {item.lease for item in self.seen if item.batch.id in cancelling}
         assert self.store.items.withdraw(worker, known) == of_cancelling
         for id in cancelling:
             for line in self.jobs[id].lines:

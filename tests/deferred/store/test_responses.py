@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deferred.entities import NewResponse, StoredResponse
+from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
 from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER
@@ -21,8 +21,9 @@ def create(
     lost_at: float | None = None,
 ) -> StoredResponse:
     number = None if previous is None else previous.number
-    new = NewResponse(name, b"in", b"out", expires_at, number, lost_at)
-    store.responses.create(OWNER, new, NOW_S)
+    new = StoredResponse(id=name, owner=OWNER, previous=number, input=b"in", body=b"out")
+    new.created_at, new.expires_at, new.lost_at = NOW_S, expires_at, lost_at
+    store.responses.create(new)
     return store.responses.get(OWNER, name, NOW_S)
 
 
