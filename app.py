@@ -39,6 +39,7 @@ from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
 from deferred.jobs import Jobs
+from deferred.loop import JobOptions
 from generate.modes import MODES
 from models.names import local_path
 from models.names import table as models_table
@@ -179,11 +180,13 @@ def create_app(
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
         endpoints,
-        names=service.names,
-        window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
-        most_line_bytes=config.max_body_bytes,
-        retention_s=config.batch_retention_days * DAY_S,
-        hurried=lambda: manager.serves_immediate,
+        JobOptions(
+            names=service.names,
+            window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
+            most_line_bytes=config.max_body_bytes,
+            retention_s=config.batch_retention_days * DAY_S,
+            hurried=lambda: manager.serves_immediate,
+        ),
     )
     answers = responses.ResponseCalls(service, generations, jobs)
     endpoints.add(responses.PATH, answers.line)

@@ -6,19 +6,15 @@ An existing store is opened at start, a new one at its first use.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from deferred.entities import BatchProgress
 from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
-from deferred.loop import Loop
+from deferred.loop import JobOptions, Loop
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.worker import JobWorker, Runner
@@ -33,27 +29,11 @@ REMEMBERED_S = 1.0  # callers get the last failure for so long; they would queue
 class Jobs:
     """All methods may be called from any thread."""
 
-    def __init__(
-        self,
-        where: str | Path,
-        runner: Runner,
-        *,
-        names: Sequence[str],
-        window: int,
-        most_line_bytes: int,
-        retention_s: float,
-        hurried: Callable[[], bool],
-    ) -> None:
-        """`where`: as in `open_store`. `names`: the model's names; batches store the first. The
-        others: as in `JobWorker` and `Maintenance`."""
+    def __init__(self, where: str | Path, runner: Runner, options: JobOptions) -> None:
+        """`where`: as in `open_store`."""
         self._where = where
         self._runner = runner
-        self._names = names
-        self._window = window
-        self._most_line_bytes = most_line_bytes
-        self._retention_s = retention_s
-        self._hurried = hurried
-        self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._options = options
         self._lock = threading.Lock()
         self._store: JobStore | None = None
         self._failure: tuple[float, StoreError] | None = None
@@ -166,24 +146,8 @@ class Jobs:
 
     def _launch(self) -> None:
         assert self._store is not None
-        self._maintenance = Maintenance(
-            self._store,
-            name=self._name,
-            names=self._names,
-            most_line_bytes=self._most_line_bytes,
-            retention_s=self._retention_s,
-            hurried=self._hurried,
-            started=lambda: worker.wake(),
-        )
-        worker = JobWorker(
-            self._store,
-            self._runner,
-            name=self._name,
-            model=self._names[0],
-            window=self._window,
-            hurried=self._hurried,
-            none_left=self._maintenance.wake,
-        )
+        self._maintenance = Maintenance(self._store, self._options, lambda: worker.wake())
+        worker = JobWorker(self._store, self._options, self._runner, self._maintenance.wake)
         for name, loop in (("batch-worker", worker), ("batch-maintenance", self._maintenance)):
             thread = threading.Thread(target=loop.run, name=name, daemon=True)
             self._loops.append((loop, thread))

@@ -4,15 +4,37 @@ it works in short bursts, each followed by a rest."""
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 log = logging.getLogger(__name__)
 
 RESTS = 4  # rest per work: a thread gets a fifth of the one core that the interpreter uses
 ERROR_S = 1.0  # wait after an internal error
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """`names`: the model's; batches store the first. `window`: most requests in the engine at a
+    time. `retention_s`: how long an ended batch is kept. `hurried`: whether immediate requests need
+    the interpreter. `worker`: unique to this process."""
+
+    names: Sequence[str]
+    window: int
+    most_line_bytes: int
+    retention_s: float
+    hurried: Callable[[], bool]
+    worker: str = field(default_factory=_worker)
 
 
 class StoppedError(Exception):
@@ -24,9 +46,8 @@ class Loop(ABC):
 
     least_rest_s = 0.0  # between two turns
 
-    def __init__(self, hurried: Callable[[], bool]) -> None:
-        """`hurried`: whether immediate requests need the interpreter."""
-        self.hurried = hurried
+    def __init__(self, options: JobOptions) -> None:
+        self.options = options
         self.wakeup = threading.Event()
         self._stopping = threading.Event()
         self._rested_s = 0.0  # this thread's CPU time at the end of its last rest
@@ -65,7 +86,7 @@ class Loop(ABC):
         """Rests in proportion to the work since the last rest, if immediate requests need the
         interpreter."""
         rest_s = least_s
-        if self.hurried():
+        if self.options.hurried():
             rest_s = max(least_s, RESTS * (time.thread_time() - self._rested_s))
         if rest_s > 0:
             self._stopping.wait(rest_s)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from deferred import lines
 from deferred.entities import Batch, BatchProgress, LineError, NewItem
 from deferred.errors import LeaseLostError, NotFoundError, StoreError, StoreUnavailableError
-from deferred.loop import Loop, StoppedError
+from deferred.loop import JobOptions, Loop, StoppedError
 from deferred.store import JobStore
 
 log = logging.getLogger(__name__)
@@ -30,24 +30,12 @@ class Maintenance(Loop):
     """Takes one step of each kind in a turn: expire, validate, finalise, sweep."""
 
     def __init__(
-        self,
-        store: JobStore,
-        *,
-        name: str,
-        names: Sequence[str],
-        most_line_bytes: int,
-        retention_s: float,
-        hurried: Callable[[], bool],
-        started: Callable[[], None],
+        self, store: JobStore, options: JobOptions, started: Callable[[], None] = lambda: None
     ) -> None:
-        """`names`: as in `Jobs`. `retention_s`: how long an ended batch is kept. `started`: called
-        when a batch has lines to claim."""
-        super().__init__(hurried)
+        """`started`: called when a batch has lines to claim."""
+        super().__init__(options)
         self._store = store
-        self._name = name
-        self._names = names
-        self._most_line_bytes = most_line_bytes
-        self._retention_s = retention_s
+        self._worker = options.worker
         self._started = started
         self._sweep_s = 0.0
         self._skipped_s: dict[str, float] = {}  # id of a skipped batch: since when
@@ -103,77 +91,82 @@ class Maintenance(Loop):
         if time.monotonic() >= self._look_s:
             self._look()
 
-    def _skip(self, batch: Batch) -> None:
-        """Skips the batch for a while and removes what the failed step wrote, so that it neither
-        blocks other batches nor takes their space. Raises StoreUnavailableError if the database
-        itself is unavailable."""
-        self._look()
-        log.exception("%s failed; the next attempt is in %g s", batch.id, SKIP_S)
-        self._skipped_s[batch.id] = time.monotonic()
-        try:
-            self._store.batches.give_up(batch.id, self._name, self._pause)
-        except StoreError as error:
-            log.warning("the partial result of %s is kept until then: %s", batch.id, error)
-
     def _expire(self) -> bool:
         return self._store.batches.end_due(time.time()) > 0
 
     def _validate_one(self) -> bool:
         """Whether there was a batch to validate."""
-        batches = self._store.batches
-        batch = batches.claim_validation(
-            self._name, self._names[0], time.time(), self._skipped_s, self._pause
+        batch = self._store.batches.claim_validation(
+            self._worker, self.options.names[0], time.time(), self._skipped_s, self._pause
         )
-        if batch is None:
-            return False
-        try:
-            self._validate(batch)
-        except LeaseLostError:
-            log.info("%s was cancelled or expired during validation", batch.id)
-        except StoppedError:
-            raise
-        except StoreError:
-            self._skip(batch)
-        except Exception:  # otherwise this batch would be claimed first for ever
-            log.exception("%s cannot be validated", batch.id)
-            explained = "the file cannot be validated; see the server's log"
-            fault = LineError("server_error", explained)
-            batches.fail(batch.id, self._name, [fault], time.time())
-        return True
+        return self._advance(batch, self._validate)
 
     def _finalise_one(self) -> bool:
         """Whether there was a batch to finalise."""
         batches = self._store.batches
-        batch = batches.claim_finalisation(self._name, time.time(), self._skipped_s)
+        batch = batches.claim_finalisation(self._worker, time.time(), self._skipped_s)
+        return self._advance(batch, self._finalise)
+
+    def _advance(self, batch: Batch | None, step: Callable[[Batch], None]) -> bool:
+        """A batch whose step fails would otherwise be claimed first for ever. It is skipped for a
+        while, and what the step wrote is removed, so that it neither blocks other batches nor takes
+        their space. Raises StoppedError, and StoreUnavailableError if the database itself is
+        unavailable."""
         if batch is None:
             return False
         try:
-            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._pause)
-            log.info(
-                "%s is %s: %d of %d requests completed",
-                ended.id,
-                ended.status,
-                ended.completed,
-                ended.total,
-            )
+            step(batch)
         except LeaseLostError:
-            log.info("another server finalises %s", batch.id)
+            log.info("%s was cancelled, or expired, or another server works on it", batch.id)
         except StoppedError:
             raise
-        except Exception:  # otherwise this batch would be claimed first for ever
-            self._skip(batch)
+        except Exception:
+            self._look()
+            log.exception("%s failed; the next attempt is in %g s", batch.id, SKIP_S)
+            self._skipped_s[batch.id] = time.monotonic()
+            try:
+                self._store.batches.give_up(batch.id, self._worker, self._pause)
+            except StoreError as error:
+                log.warning("the partial result of %s is kept until then: %s", batch.id, error)
         return True
 
+    def _finalise(self, batch: Batch) -> None:
+        ended = self._store.batches.finalise(
+            batch.id, self._worker, time.time(), lines.unrun, self._pause
+        )
+        of_all = f"{ended.completed} of {ended.total} requests completed"
+        log.info("%s is %s: %s", ended.id, ended.status, of_all)
+
     def _validate(self, batch: Batch) -> None:
-        """Raises LeaseLostError, and StoppedError when the server stops."""
-        envelopes = lines.Envelopes(batch.endpoint, self._names, self._most_line_bytes)
+        """A fault of ours fails the batch."""
+        try:
+            total, faults = self._read(batch)
+        except (StoppedError, StoreError):
+            raise
+        except Exception:
+            log.exception("%s cannot be validated", batch.id)
+            explained = "the file cannot be validated; see the server's log"
+            total, faults = 0, [LineError("server_error", explained)]
+        if faults:
+            faults = sorted(faults, key=lambda fault: fault.line or 0)[: lines.MOST_ERRORS]
+            self._store.batches.fail(batch.id, self._worker, faults, time.time())
+            log.info("%s failed validation: %s", batch.id, faults[0].message)
+            return
+        self._store.batches.start(batch.id, self._worker, time.time())
+        log.info("%s has %d requests", batch.id, total)
+        self._started()
+
+    def _read(self, batch: Batch) -> tuple[int, list[LineError]]:
+        """Stores the good lines; returns how many there are, and what is wrong with the others."""
+        most_bytes = self.options.most_line_bytes
+        envelopes = lines.Envelopes(batch.endpoint, self.options.names, most_bytes)
         faults: list[LineError] = []
         total = 0
 
         def items() -> Iterator[NewItem]:
             nonlocal total
             content = self._store.batches.input(batch)
-            for number, line in self._paced(lines.split(content, self._most_line_bytes)):
+            for number, line in self._paced(lines.split(content, most_bytes)):
                 total += 1
                 if total > lines.MOST_LINES:
                     faults.append(lines.TOO_MANY_LINES)
@@ -187,22 +180,13 @@ class Maintenance(Loop):
                     return
 
         try:
-            duplicates = self._store.items.add(batch.id, self._name, items())
+            for duplicate in self._store.items.add(batch.id, self._worker, items()):
+                faults.append(lines.duplicate(*duplicate))
         except NotFoundError:
-            duplicates = []
             faults.append(lines.NO_FILE)
-        faults += [lines.duplicate(d.line, d.custom_id, d.first_line) for d in duplicates]
         if not total and not faults:
             faults.append(lines.EMPTY_FILE)
-        if faults:
-            faults.sort(key=lambda fault: fault.line or 0)
-            told = faults[: lines.MOST_ERRORS]
-            self._store.batches.fail(batch.id, self._name, told, time.time())
-            log.info("%s failed validation: %s", batch.id, faults[0].message)
-            return
-        self._store.batches.start(batch.id, self._name, time.time())
-        log.info("%s has %d requests", batch.id, total)
-        self._started()
+        return total, faults
 
     def _paced(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         for count, line in enumerate(numbered, start=1):
@@ -214,6 +198,6 @@ class Maintenance(Loop):
         """Returns False: the rest of a large sweep can wait for the next turn."""
         if time.monotonic() >= self._sweep_s:
             now_s = time.time()
-            swept = self._store.sweep(now_s, now_s - self._retention_s, self._pause)
+            swept = self._store.sweep(now_s, now_s - self.options.retention_s, self._pause)
             self._sweep_s = time.monotonic() + (0.0 if swept.unfinished else SWEEP_S)
         return False

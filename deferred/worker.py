@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from deferred import lines
 from deferred.entities import BatchUsage, Item, Lease, LineResult
 from deferred.errors import StoreUnavailableError
-from deferred.loop import Loop
+from deferred.loop import JobOptions, Loop
 from deferred.store import JobStore
 from deferred.store.items import CLAIM_BYTES
 from deferred.store.transitions import HEARTBEAT_S
@@ -94,22 +94,15 @@ class JobWorker(Loop):
     def __init__(
         self,
         store: JobStore,
+        options: JobOptions,
         runner: Runner,
-        *,
-        name: str,
-        model: str,
-        window: int,
-        hurried: Callable[[], bool] = lambda: False,
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name`: unique to this process. `window`: most requests in the engine at a time.
-        `none_left`: called when all claimed lines have been saved."""
-        super().__init__(hurried)
+        """`none_left`: called when all claimed lines have been saved."""
+        super().__init__(options)
         self._store = store
         self._runner = runner
-        self._name = name
-        self._model = model
-        self._window = window
+        self._name = options.worker
         self._none_left = none_left
         self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
         self._running: dict[Lease, _Running] = {}
@@ -242,7 +235,11 @@ class JobWorker(Loop):
             return
         self._claim_s = now_s + POLL_S  # as above
         claimed = self._store.items.claim(
-            self._name, self._model, self._window, time.time(), CLAIM_BYTES - self._held_bytes
+            self._name,
+            self.options.names[0],
+            self.options.window,
+            time.time(),
+            CLAIM_BYTES - self._held_bytes,
         )
         self._claimed.extend((item, 0) for item in claimed)
         if claimed:
@@ -259,12 +256,12 @@ class JobWorker(Loop):
 
     @property
     def _room(self) -> int:
-        return self._window - sum(len(r.call.inferences) for r in self._running.values())
+        return self.options.window - sum(len(r.call.inferences) for r in self._running.values())
 
     def _start(self) -> float:
         """Starts claimed lines while there is space; returns how long the others must wait."""
         room, now_s = self._room, time.monotonic()
-        left = BURST_LINES if self.hurried() else self._window
+        left = BURST_LINES if self.options.hurried() else self.options.window
         while self._claimed and room > 0 and left > 0:
             left -= 1
             item, tries = self._claimed.popleft()

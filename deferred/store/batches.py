@@ -13,10 +13,21 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, Row, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from deferred.entities import Batch, BatchItem, File, LineError, NewBatch, Page, Unrun
+from deferred.entities import (
+    Batch,
+    BatchItem,
+    BatchStatus,
+    File,
+    ItemResult,
+    ItemState,
+    LineError,
+    NewBatch,
+    Page,
+    Unrun,
+)
 from deferred.errors import (
     IdempotencyMismatchError,
     LeaseLostError,
@@ -24,8 +35,14 @@ from deferred.errors import (
     StatusConflictError,
 )
 from deferred.store.database import Database
-from deferred.store.files import find_file, new_file_id, read_chunks
-from deferred.store.finalisation import Finalisation
+from deferred.store.files import (
+    CHUNKS_A_COMMIT,
+    FileWriter,
+    find_file,
+    new_file_id,
+    read_chunks,
+    remove_chunks,
+)
 from deferred.store.history import ITEMS_A_COMMIT, end_batch
 from deferred.store.quota import require_quota
 from deferred.store.transitions import (
@@ -37,6 +54,8 @@ from deferred.store.transitions import (
     remove_items,
 )
 
+LINES_A_READ = 32  # items whose texts are in memory at once
+WRITTEN: tuple[BatchStatus, ...] = ("finalizing", "cancelling")  # whose files may be written
 OPEN = Batch.total > Batch.completed + Batch.failed + Batch.expired + Batch.cancelled
 
 
@@ -274,18 +293,82 @@ class Batches:
 
         Raises LeaseLostError.
         """
-        finalisation = Finalisation(self._database, batch_id, worker, rest)
-        return finalisation.run(now_s, unrun_text)
+        self._remove_written(batch_id, worker, rest)
+        with self._database.write(durable=False) as session:
+            batch = lock_leased(session, batch_id, worker, WRITTEN)
+            output, error = (
+                FileWriter(session, id, batch.owner, "batch_output", name, now_s)
+                for id, name in (
+                    (batch.planned_output_id, f"{batch_id}_output.jsonl"),
+                    (batch.planned_error_id, f"{batch_id}_error.jsonl"),
+                )
+            )
+        for line, custom_id, state, text in self._ended(batch, rest):
+            if state in ("expired", "cancelled"):
+                text = unrun_text(batch_id, line, custom_id, state)
+            writer = output if state == "completed" else error
+            if writer.add(text + b"\n"):
+                with self._database.write(durable=False) as session:
+                    lock_leased(session, batch_id, worker, WRITTEN)
+                    writer.flush(session)
+                rest()
+        with self._database.write(durable=True) as session:
+            batch = lock_leased(session, batch_id, worker, WRITTEN)
+            expires_at = None
+            if batch.output_expires_after_s is not None:
+                expires_at = now_s + batch.output_expires_after_s
+            for column, writer in (("output_file_id", output), ("error_file_id", error)):
+                if writer.size_bytes:
+                    setattr(batch, column, writer.finish(session, now_s, expires_at).id)
+                else:
+                    session.execute(delete(File).where(File.number == writer.number))
+            end_batch(self._database, session, batch, batch.outcome, now_s)
+            return batch
+
+    def _ended(
+        self, batch: Batch, rest: Callable[[], None]
+    ) -> Iterator[Row[int, str, ItemState, bytes]]:
+        """Yields line, custom_id, state and text of each item in the order of lines. A batch whose
+        validation never ended has none."""
+        if batch.in_progress_at is None:
+            return
+        of_item = and_(ItemResult.batch == BatchItem.batch, ItemResult.line == BatchItem.line)
+        query = (
+            select(BatchItem.line, BatchItem.custom_id, BatchItem.state, ItemResult.text)
+            .outerjoin_from(BatchItem, ItemResult, of_item)
+            .where(BatchItem.batch == batch.number)
+            .order_by(BatchItem.line)
+            .limit(LINES_A_READ)
+        )
+        line = 0
+        while True:
+            with self._database.read() as session:
+                items = session.execute(query.where(BatchItem.line > line)).all()
+            if not items:
+                return
+            yield from items
+            line = items[-1].line
+            rest()
+
+    def _remove_written(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
+        """Removes what an interrupted finalisation wrote. Raises LeaseLostError."""
+        while True:
+            with self._database.write(durable=False) as session:
+                batch = lock_leased(session, batch_id, worker, WRITTEN)
+                ids = (batch.planned_output_id, batch.planned_error_id)
+                left = session.scalars(select(File.number).where(File.id.in_(ids))).first()
+                if left is None:
+                    return
+                remove_chunks(session, left, CHUNKS_A_COMMIT)
+            rest()
 
     def give_up(self, batch_id: str, worker: str, rest: Callable[[], None] = lambda: None) -> None:
         """Removes what an interrupted validation or finalisation wrote. `worker` keeps its lease.
         `rest` is called between transactions. Raises LeaseLostError."""
         with self._database.read() as session:
             status = session.scalars(select(Batch.status).where(Batch.id == batch_id)).first()
-        if status == "validating":
-            self._remove_added(batch_id, worker, rest)
-        else:
-            Finalisation(self._database, batch_id, worker, rest).remove_earlier()
+        remove = self._remove_added if status == "validating" else self._remove_written
+        remove(batch_id, worker, rest)
 
 
 def _find(session: Session, owner: str, batch_id: str, *, lock: bool = False) -> Batch:

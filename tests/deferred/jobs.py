@@ -21,6 +21,7 @@ from deferred.entities import (
     NewItem,
     Unrun,
 )
+from deferred.loop import JobOptions
 from deferred.store import JobStore
 
 OWNER = "an owner"
@@ -28,6 +29,11 @@ MODEL = "a model"
 WORKER = "a worker"
 NOW_S = 1000.0
 EXPIRES_S = 5000.0
+
+
+def options_of(**given: Any) -> JobOptions:
+    limits = {"window": 8, "most_line_bytes": 1000, "retention_s": 3600}
+    return JobOptions(names=[MODEL], **{**limits, "hurried": lambda: False, **given})
 
 
 def new_items(count: int) -> list[NewItem]:

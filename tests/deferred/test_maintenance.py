@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.deferred.jobs import (
     WORKER,
     claim,
     full_disk,
+    options_of,
     result,
     rows_of,
     started,
@@ -36,15 +37,7 @@ URL = "/v1/completions"
 def maintenance_of(
     store: JobStore, most_line_bytes: int = 1000, started: Callable[[], None] = lambda: None
 ) -> Maintenance:
-    return Maintenance(
-        store,
-        name="maintenance",
-        names=[MODEL],
-        most_line_bytes=most_line_bytes,
-        retention_s=3600,
-        hurried=lambda: False,
-        started=started,
-    )
+    return Maintenance(store, options_of(most_line_bytes=most_line_bytes), started)
 
 
 def submitted(store: JobStore, count: int, prompt_bytes: int = 0) -> Batch:
@@ -151,8 +144,7 @@ def test_a_store_is_made_when_it_is_used_and_resumed_at_start_where_it_is_there(
 ) -> None:
     for folder in (tmp_path / "jobs", tmp_path / "jobs"):
         first = not folder.exists()
-        limits: Any = {"window": 4, "most_line_bytes": 100, "retention_s": 3600}
-        jobs = Jobs(folder, None, names=["m"], hurried=lambda: False, **limits)  # type: ignore[arg-type]
+        jobs = Jobs(folder, None, options_of())  # type: ignore[arg-type]
         jobs.start()
         if first:
             assert jobs.describe() == {"store": "unused"}

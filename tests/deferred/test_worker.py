@@ -17,7 +17,7 @@ from deferred.store.transitions import CANCELLING_S
 from deferred.worker import BURST_LINES, MOST_LOST, MOST_TRIES, JobWorker, LineAnswer, NotNowError
 from engine.inference import Inference
 from seams import Sampling
-from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, started, unrun
+from tests.deferred.jobs import MODEL, OWNER, lines_of, new_items, options_of, started, unrun
 from tests.support.process import PATIENCE_S, eventually
 
 WINDOW = 8
@@ -87,7 +87,7 @@ def endpoints() -> Endpoints:
 
 @contextmanager
 def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator[JobWorker]:
-    worker = JobWorker(store, endpoints, name=name, model=MODEL, window=WINDOW)
+    worker = JobWorker(store, options_of(worker=name, window=WINDOW), endpoints)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -145,9 +145,8 @@ def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
     endpoints.held = True
     window = 3 * BURST_LINES
     begun(sqlite_store, window)
-    worker = JobWorker(
-        sqlite_store, endpoints, name="w1", model=MODEL, window=window, hurried=lambda: True
-    )
+    options = options_of(window=window, hurried=lambda: True)
+    worker = JobWorker(sqlite_store, options, endpoints)
     for lines in (BURST_LINES, 2 * BURST_LINES):
         assert worker.turn() == 0
         assert len(endpoints.begun) == lines

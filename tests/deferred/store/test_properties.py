@@ -47,8 +47,8 @@ LEAST = {
     "items.ITEMS_A_COMMIT": 2,
     "batches.ITEMS_A_COMMIT": 2,
     "history.ITEMS_A_COMMIT": 2,
-    "finalisation.LINES_A_READ": 2,
-    "finalisation.CHUNKS_A_COMMIT": 1,
+    "batches.LINES_A_READ": 2,
+    "batches.CHUNKS_A_COMMIT": 1,
     "files.CHUNK_BYTES": 99,
 }
 ERRORS = (LineError("invalid_json_line", "not \0 JSON", 2), LineError("x", "y", param="body"))
