@@ -18,10 +18,9 @@ from typing import NoReturn
 
 from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
+from model_server.serving.observed import ObservedModel
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
-from model_server.serving.recorded import RecordedModel
 from model_server.serving.service import ModelService, ShardService
-from model_server.serving.traced import TracedModel
 from model_server.serving.worker import ShardWorker
 from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
@@ -102,13 +101,12 @@ def run(config: ServeConfig, rank: int) -> int:
 
         def loaded() -> ShardService:
             model = load(config, rank)
-            if tracing is not None:
-                model = TracedModel(model, tracing, rank)
-            if journal is None:
+            if journal is not None:
+                journal.start()
+                ending.callback(journal.stop, RECORD_S)
+            if tracing is None and journal is None:
                 return model
-            journal.start()
-            ending.callback(journal.stop, RECORD_S)
-            return RecordedModel(model, journal)
+            return ObservedModel(model, tracing, journal, rank)
 
         if tracing is not None:
             ending.callback(tracing.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
@@ -51,8 +52,7 @@ class RemoteInfo:
     shards: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """The properties on which the engine's ledger and its clients rely."""
 
     context: int

@@ -10,15 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from model_server.remote.life import (
-    Life,
-    NotYetError,
-    RemoteModelError,
-    RemoteOptions,
-    begin,
-)
-from model_server.remote.session import SentIteration, Session
+from model_server.remote.life import Life, NotYetError, RemoteModelError, RemoteOptions, begin
+from model_server.remote.session import Session
 from seams import ModelLostError, Opening, Outcome, Step
 
 log = logging.getLogger(__name__)
@@ -52,7 +47,8 @@ class RemoteModel:
         self._session().open(new)
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> RemoteIteration:
-        return RemoteIteration(self, self._session().start(steps, released))
+        session = self._session()
+        return RemoteIteration(self, session, session.start(steps, released))
 
     def warm_up(self) -> None:
         """Nothing to do: each session begins with a warm-up."""
@@ -114,11 +110,7 @@ class RemoteModel:
         """Checks the properties on which the ledger and the clients rely. Raises
         RemoteModelError."""
         was, came = self._life.shape, life.shape
-        if (was.context, was.vocab_size, was.block_tokens) != (
-            came.context,
-            came.vocab_size,
-            came.block_tokens,
-        ) or came.blocks < was.blocks:
+        if came._replace(blocks=was.blocks) != was or came.blocks < was.blocks:
             life.session.ranks.close()
             raise RemoteModelError(f"the model has changed: it is {came} and was {was}")
 
@@ -139,12 +131,13 @@ class RemoteIteration:
     """As `seams.Pending`."""
 
     model: RemoteModel
-    iteration: SentIteration
+    session: Session
+    calls: Sequence[Any]
 
     def result(self) -> Outcome:
         """Raises ModelLostError, DeviceMemoryError, RuntimeError."""
         try:
-            return self.iteration.result()
+            return self.session.result(self.calls)
         except ModelLostError:
             self.model.loss_reported()
             raise

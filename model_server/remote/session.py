@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -64,9 +63,27 @@ class Session:
         if refused:
             raise OpeningError(refused)
 
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> SentIteration:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> list[Any]:
+        """The calls of an iteration, by rank."""
         message = messages.iteration(self.id, self._take_number(), steps, released)
-        return SentIteration(self, self._send("Advance", message))
+        return self._send("Advance", message)
+
+    def result(self, calls: Sequence[Any]) -> Outcome:
+        """Waits for an iteration. Raises ModelLostError, DeviceMemoryError, RuntimeError."""
+        answers: list[wire.Outcome] = []
+        for call in calls:
+            try:
+                answers.append(call.result())
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                if self.lost is None and call.code() in ERRORS:
+                    raise ERRORS[call.code()](call.details()) from None
+                self.lose(describe(call))
+                raise ModelLostError(self.lost) from None
+        if len({answer.digest for answer in answers}) > 1:
+            digests = ", ".join(answer.digest.hex() for answer in answers)
+            self.lose(f"the ranks drew different tokens (digests {digests})")
+            raise ShardsDivergedError(self.lost)
+        return messages.read_outcome(answers[0])
 
     def _take_number(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -125,28 +142,3 @@ class Session:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class SentIteration:
-    """An iteration sent to all ranks. A `seams.Pending`."""
-
-    session: Session
-    calls: Sequence[Any]
-
-    def result(self) -> Outcome:
-        """Raises ModelLostError, DeviceMemoryError, RuntimeError."""
-        answers: list[wire.Outcome] = []
-        for call in self.calls:
-            try:
-                answers.append(call.result())
-            except (grpc.RpcError, grpc.FutureCancelledError):
-                if self.session.lost is None and call.code() in ERRORS:
-                    raise ERRORS[call.code()](call.details()) from None
-                self.session.lose(describe(call))
-                raise ModelLostError(self.session.lost) from None
-        if len({answer.digest for answer in answers}) > 1:
-            digests = ", ".join(answer.digest.hex() for answer in answers)
-            self.session.lose(f"the ranks drew different tokens (digests {digests})")
-            raise ShardsDivergedError(self.session.lost)
-        return messages.read_outcome(answers[0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+# ruff: noqa: N802 - gRPC names methods as the service does
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import asdict
 from typing import NoReturn, Protocol, TypeVar
 
 import grpc
@@ -21,6 +23,7 @@ from seams import DeviceLostError, DeviceMemoryError, Outcome
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Context = grpc.ServicerContext
 LEASE_S = 3.0  # after so long without a call, another client may replace a session
 
 
@@ -62,35 +65,21 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
 
     # --- calls that do not use the model's thread -------------------------------------------
 
-    def ServiceDiscovery(  # noqa: N802 - gRPC names methods as the service does
-        self, request: wire.Nothing, context: grpc.ServicerContext
-    ) -> wire.Addresses:
+    def ServiceDiscovery(self, request: wire.Nothing, context: Context) -> wire.Addresses:
         return wire.Addresses(addresses=self.addresses)
 
-    def Info(  # noqa: N802
-        self, request: wire.Nothing, context: grpc.ServicerContext
-    ) -> wire.ModelInfo:
+    def Info(self, request: wire.Nothing, context: Context) -> wire.ModelInfo:
         model = self._loaded(context)
         return wire.ModelInfo(
-            name=model.info.name,
-            parameters=model.info.parameters,
-            dtype=model.info.dtype,
-            device=model.info.device,
-            note=model.info.note,
             layout=self.layout,
             context=model.context,
             vocab_size=model.vocab_size,
             rank=self.rank,
             shards=len(self.addresses),
-            kernels=model.info.kernels,
-            batch_invariant=model.info.batch_invariant,
-            unused_gpu=model.info.unused_gpu,
-            speculate=model.info.speculate,
+            **asdict(model.info),
         )
 
-    def Health(  # noqa: N802
-        self, request: wire.HealthRequest, context: grpc.ServicerContext
-    ) -> wire.HealthReport:
+    def Health(self, request: wire.HealthRequest, context: Context) -> wire.HealthReport:
         self._note_use(request.session)
         if self.model is None:
             return wire.HealthReport()
@@ -99,9 +88,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
 
     # --- calls for the model's thread -------------------------------------------------------
 
-    def Warmup(  # noqa: N802
-        self, request: wire.Limits, context: grpc.ServicerContext
-    ) -> wire.Capacity:
+    def Warmup(self, request: wire.Limits, context: Context) -> wire.Capacity:
         model = self._loaded(context)
         if request.max_batch_size > self.max_batch_size:
             context.abort(
@@ -117,9 +104,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             max_total_tokens=model.num_blocks * model.block_tokens,
         )
 
-    def ClearCache(  # noqa: N802
-        self, request: wire.Session, context: grpc.ServicerContext
-    ) -> wire.Nothing:
+    def ClearCache(self, request: wire.Session, context: Context) -> wire.Nothing:
         model = self._loaded(context)
         if not request.session:
             if request.lost == self.worker.session and len(self.addresses) > 1:
@@ -138,17 +123,13 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         log.info("session %016x begins", request.session)
         return wire.Nothing()
 
-    def Open(  # noqa: N802
-        self, request: wire.Openings, context: grpc.ServicerContext
-    ) -> wire.Nothing:
+    def Open(self, request: wire.Openings, context: Context) -> wire.Nothing:
         model = self._loaded(context)
         new = [messages.read_opening(opening) for opening in request.openings]
         self._in_order(request, context, lambda: model.open(new))
         return wire.Nothing()
 
-    def Advance(  # noqa: N802
-        self, request: wire.Iteration, context: grpc.ServicerContext
-    ) -> wire.Outcome:
+    def Advance(self, request: wire.Iteration, context: Context) -> wire.Outcome:
         model = self._loaded(context)
         steps = messages.read_steps(request)
 
@@ -164,7 +145,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         if session == self.worker.session:
             self._used_s = time.monotonic()
 
-    def _loaded(self, context: grpc.ServicerContext) -> ShardService:
+    def _loaded(self, context: Context) -> ShardService:
         if self.model is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
         return self.model
@@ -172,7 +153,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
     def _in_order(
         self,
         request: wire.Openings | wire.Iteration,
-        context: grpc.ServicerContext,
+        context: Context,
         work: Callable[[], T],
     ) -> T:
         def guarded() -> T:
@@ -191,13 +172,13 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             self.worker.ask_in_order(request.session, request.number, guarded), context
         )
 
-    def _wait(self, future: Future[T], context: grpc.ServicerContext) -> T:
+    def _wait(self, future: Future[T], context: Context) -> T:
         try:
             return future.result(min(context.time_remaining(), threading.TIMEOUT_MAX))
         except Exception as error:
             self._abort(context, error)
 
-    def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    def _abort(self, context: Context, error: Exception) -> NoReturn:
         code = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
         if code is grpc.StatusCode.INTERNAL:
             log.error("a call failed", exc_info=error)

@@ -12,23 +12,18 @@ from typing import cast
 import seams
 from model_server.wire import model_pb2 as wire
 
+# fields that are sent as they are
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "min_tokens", *PENALTIES)
 OPTIONAL = ("top_k", "logprobs", "prompt_logprobs")
-NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-)
+LISTS = ("end_ids", "expected_ids")
 SEEDS = 2**64  # noise depends only on a seed modulo this
 
 
 def opening(new: seams.Opening) -> wire.Opening:
-    sampling = new.sampling
-    given = {name: getattr(sampling, name) for name in NUMBERS + OPTIONAL}
+    sampling, constraint = new.sampling, None
+    if (asked := sampling.constraint) is not None:
+        constraint = wire.Constraint(kind=asked.kind, text=asked.text)
     return wire.Opening(
         id=new.id,
         ids=new.ids,
@@ -40,24 +35,24 @@ def opening(new: seams.Opening) -> wire.Opening:
             seed=sampling.seed % SEEDS,
             bias_tokens=[token for token, _ in sampling.logit_bias],
             biases=[bias for _, bias in sampling.logit_bias],
-            end_ids=sampling.end_ids,
-            constraint=_constraint(sampling.constraint),
-            expected_ids=sampling.expected_ids,
-            **given,
+            constraint=constraint,
+            **{name: getattr(sampling, name) for name in NUMBERS + OPTIONAL + LISTS},
         ),
     )
 
 
 def read_opening(new: wire.Opening) -> seams.Opening:
-    sent = new.sampling
+    sent, constraint = new.sampling, None
+    if sent.HasField("constraint"):
+        kind = cast(seams.ConstraintKind, sent.constraint.kind)
+        constraint = seams.Constraint(kind, sent.constraint.text)
     given = {name: getattr(sent, name) for name in NUMBERS}
     given |= {name: getattr(sent, name) for name in OPTIONAL if sent.HasField(name)}
+    given |= {name: tuple(getattr(sent, name)) for name in LISTS}
     sampling = seams.Sampling(
         seed=sent.seed,
         logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
-        end_ids=tuple(sent.end_ids),
-        constraint=_read_constraint(sent.constraint) if sent.HasField("constraint") else None,
-        expected_ids=tuple(sent.expected_ids),
+        constraint=constraint,
         **given,
     )
     return seams.Opening(
@@ -69,16 +64,6 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         new.trace if new.HasField("trace") else None,
         new.request_id if new.HasField("request_id") else None,
     )
-
-
-def _constraint(constraint: seams.Constraint | None) -> wire.Constraint | None:
-    return (
-        None if constraint is None else wire.Constraint(kind=constraint.kind, text=constraint.text)
-    )
-
-
-def _read_constraint(sent: wire.Constraint) -> seams.Constraint:
-    return seams.Constraint(cast(seams.ConstraintKind, sent.kind), sent.text)
 
 
 def iteration(
