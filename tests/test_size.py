@@ -19,22 +19,22 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8843,
+    "api": 8841,
     "benchmarks": 5917,
     "client": 8210,
-    "deferred": 3567,
+    "deferred": 3154,
     "kernels": 1368,
     "learn": 1200,
-    "model_server": 2532,
+    "model_server": 2434,
     "models": 2416,
     "router": 5017,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29803,
+    "tests": 29827,
     "text": 2035,
-    "others": 8507,
+    "others": 8510,
 }
-PRODUCT_LINES = 42542  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42032  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
