@@ -2,10 +2,8 @@
 
 import sys
 
-import uvloop
-
 from router.config import RouterConfig, parse_args
-from router.service import serve
+from router.service import run
 from telemetry.journal import check_writable
 
 
@@ -19,7 +17,7 @@ def main() -> None:
                 f"--record (RECORD): cannot write {config.record} ({error.strerror})"
             )
     try:
-        uvloop.run(serve(config))
+        run(config)
     except OSError as error:
         sys.exit(f"router: {error}")
 

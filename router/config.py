@@ -123,6 +123,8 @@ class RouterConfig(Options):
     admin_key: str = KEYS.option("", secret=True)
     """key for /upstreams; none: /upstreams is read-only and accepts the keys of --api-keys"""
 
+    workers: int = PROCESS.option(1, least=1, most=256)
+    """processes that share the port; each has its part of every limit"""
     drain_timeout: float = PROCESS.option(600.0, least=0)
     """seconds for running requests to finish after SIGTERM"""
     otlp_endpoint: str = PROCESS.option("")
@@ -140,6 +142,8 @@ class RouterConfig(Options):
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> RouterConfig:
     """The configuration from options, environment and defaults. Exits with a message on errors."""
     config = RouterConfig.from_args(argv, env)
+    if config.workers > 1:
+        _refuse_what_workers_cannot_share(config)
     if config.max_held_bytes < config.max_body_bytes:
         RouterConfig.refuse(
             f"--max-held-bytes (MAX_HELD_BYTES) is {config.max_held_bytes}; allowed: at least "
@@ -150,6 +154,16 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Rout
     except (ValueError, OSError) as error:
         RouterConfig.refuse(str(error))
     return config
+
+
+def _refuse_what_workers_cannot_share(config: RouterConfig) -> None:
+    alone = {
+        "--record": config.record,
+        "--requests-per-minute": config.requests_per_minute,
+        "--tokens-per-minute": config.tokens_per_minute,
+    }
+    if given := [name for name, value in alone.items() if value]:
+        RouterConfig.refuse(f"--workers (WORKERS) is {config.workers}; with {given[0]} only 1")
 
 
 def parse_upstream(text: str, limit: int, key: str | None = None) -> Spec:
@@ -223,4 +237,10 @@ def read_upstreams(config: RouterConfig) -> dict[str, list[Spec]]:
     if config.upstreams_file:
         text = Path(config.upstreams_file).read_text(encoding="utf-8")
         sources["file"] = parse_upstreams_file(text, limit, key)
+    for spec in (spec for specs in sources.values() for spec in specs):
+        if spec.limit < config.workers:
+            raise ValueError(
+                f"{spec.url} has a limit of {spec.limit} (MAX_CONNECT_PER_UPSTREAM); allowed: at "
+                f"least --workers ({config.workers}), which share it"
+            )
     return sources

@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.dispatching import AsyncDispatcher
+from router.workers import Workers
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
@@ -15,8 +16,11 @@ _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 class Metrics:
     """Label values are existing upstreams and models, so their number is bounded."""
 
-    def __init__(self, dispatcher: AsyncDispatcher) -> None:
+    def __init__(self, dispatcher: AsyncDispatcher, workers: Workers) -> None:
         self._dispatcher = dispatcher
+        self._workers = workers
+        number = None if workers.seat is None else str(workers.seat.number)
+        workers.does["metrics"] = lambda _: (number, self._read())
         self._shown: set[str] = set()
         self._registry = CollectorRegistry()
         r = self._registry
@@ -63,14 +67,41 @@ class Metrics:
         )
         r.register(_State(dispatcher))
 
-    def text(self) -> bytes:
-        """The metrics in the exposition format, without upstreams that are gone."""
+    async def text(self) -> bytes:
+        """The metrics in the exposition format. Of several workers, each has series of its own."""
+        found: dict[str, Metric] = {}
+        for number, families in await self._workers.ask("metrics"):
+            label = {} if number is None else {"worker": number}
+            for name, text, kind, samples in families:
+                family = found.setdefault(name, Metric(name, text, kind))
+                for sample, labels, value in samples:
+                    family.add_sample(sample, labels | label, value)
+        shown = CollectorRegistry()
+        shown.register(_Read(found.values()))
+        return generate_latest(shown)
+
+    def _read(self) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
+        """This worker's metrics, without upstreams that are gone."""
         present = {upstream.url for upstream in self._dispatcher.fleet}
         for url in self._shown - present:
             for metric in (self.requests, self.broken, self.retries, self.first_byte_seconds):
                 metric.remove_by_labels({"upstream": url})
         self._shown = present
-        return generate_latest(self._registry)
+        return [
+            (f.name, f.documentation, f.type, [(s.name, s.labels, s.value) for s in f.samples])
+            for f in self._registry.collect()
+        ]
+
+
+class _Read(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class _State(Collector):

@@ -4,7 +4,12 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import uvloop
 
 from router import config as configuration
 from router import log
@@ -27,29 +32,31 @@ from router.rules.fleet import Upstreams
 from router.rules.policies import POLICIES
 from router.rules.queues import ORDERS
 from router.rules.request import DispatchLimits
+from router.rules.upstream import Spec
+from router.workers import BACKLOG, Seat, Supervisor, Workers
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 
 STOP_GRACE_S = 5.0
-BACKLOG = 4096
 
 
-async def serve(config: RouterConfig) -> None:
-    """Runs until SIGTERM or SIGINT, then drains."""
+async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
+    """Runs until SIGTERM or SIGINT, then drains. `seat`: as one of several workers."""
+    workers = Workers(seat)
     log.set_up(debug=config.debug)
     limits = DispatchLimits(
         config.timeout / 1000,
         config.wait_for / 1000,
-        config.max_queue,
+        workers.share(config.max_queue),
         config.max_attempts,
         config.requests_per_minute,
         config.tokens_per_minute,
     )
     turns = ORDERS[config.queue_order]()
     dispatcher = AsyncDispatcher(Upstreams(), POLICIES[config.policy](), limits, turns)
-    metrics = Metrics(dispatcher)
+    metrics = Metrics(dispatcher, workers)
     pool = Pool(config.connect_timeout)
-    buffers = BufferLimit(config.max_held_bytes)
+    buffers = BufferLimit(workers.share(config.max_held_bytes))
     forwarder = Forwarder(pool, idle_s=config.stream_idle, drop_authorization=bool(config.api_keys))
     first_byte_limit_s = config.timeout / 1000
     relay = Relay(forwarder, dispatcher, metrics, buffers, first_byte_limit_s=first_byte_limit_s)
@@ -70,23 +77,28 @@ async def serve(config: RouterConfig) -> None:
         config, dispatcher, forwarder, buffers, relay, jobs, tokens, metrics, telemetry, tracing
     )
     prober = Prober(dispatcher, pool, config.probe_interval, config.probe_timeout)
-    prober.set_sources(configuration.read_upstreams(config))
+    prober.set_sources(_sources(config, workers))
+    workers.does["reread"] = lambda _: _reread(config, prober, workers)
     stop = asyncio.Event()
-    routes = Routes(config, proxy, Admin(config, dispatcher, prober, proxy, metrics), stop)
+    admin = Admin(config, dispatcher, prober, proxy, metrics, workers)
+    routes = Routes(config, proxy, admin, stop)
     loop = asyncio.get_running_loop()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(wanted, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reread, config, prober)
+    loop.add_signal_handler(signal.SIGHUP, _reread, config, prober, workers)
     connections = Connections(
         routes.answer, routes.own_headers, most_connections(), config.client_idle
     )
-    listener = await loop.create_server(connections, config.host, config.port, backlog=BACKLOG)
+    if seat is None:
+        listener = await loop.create_server(connections, config.host, config.port, backlog=BACKLOG)
+        _tell_address(listener.sockets[0].getsockname())
+    else:
+        listening = asyncio.create_task(workers.listen(connections))
+        listening.add_done_callback(lambda _: stop.set())
     if journal is not None:
         journal.start()
     probing = asyncio.create_task(prober.run())
     probing.add_done_callback(lambda _: stop.set())  # a router that no longer probes is broken
-    address = listener.sockets[0].getsockname()
-    log.event(logging.INFO, "listening", host=address[0], port=address[1])
     try:
         await stop.wait()
         await _drain(proxy, config.drain_timeout)
@@ -94,7 +106,11 @@ async def serve(config: RouterConfig) -> None:
         probing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await probing
-        listener.close()
+        if seat is None:
+            listener.close()
+        else:
+            loop.remove_reader(seat.clients)
+            listening.cancel()
         await connections.close(STOP_GRACE_S)
         pool.close()
         if tracing is not None:
@@ -103,9 +119,35 @@ async def serve(config: RouterConfig) -> None:
             journal.stop(STOP_GRACE_S)
 
 
-def _reread(config: RouterConfig, prober: Prober) -> None:
+def run(config: RouterConfig) -> None:
+    """The router, in this process or as the workers that it starts. Raises OSError."""
+    if config.workers == 1:
+        uvloop.run(serve(config))
+        return
+    log.set_up(debug=config.debug)
+    family, _, _, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.create_server((address[0], config.port), family=family, backlog=BACKLOG) as found:
+        _tell_address(found.getsockname())
+        Supervisor(found, config.workers, lambda seat: uvloop.run(serve(config, seat))).run()
+
+
+def _tell_address(address: tuple[Any, ...]) -> None:
+    log.event(logging.INFO, "listening", host=address[0], port=address[1])
+
+
+def _sources(config: RouterConfig, workers: Workers) -> dict[str, list[Spec]]:
+    """The operator's upstreams by source, with this worker's part of their limits."""
+    return {
+        source: [replace(spec, limit=workers.share(spec.limit)) for spec in specs]
+        for source, specs in configuration.read_upstreams(config).items()
+    }
+
+
+def _reread(config: RouterConfig, prober: Prober, workers: Workers) -> None:
     try:
-        prober.set_sources(configuration.read_upstreams(config))
+        prober.set_sources(_sources(config, workers))
     except (ValueError, OSError) as error:
         log.event(logging.ERROR, "upstreams not read again", error=str(error))
     else:

@@ -10,15 +10,18 @@ from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.http.streams import BrokenBodyError
 from router.metrics import Metrics
+from router.rules.breaker import BreakerState
 from router.rules.fleet import ADMIN
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem, Response
 from router.rules.messages.headers import encoded
 from router.rules.upstream import Spec, Upstream
+from router.workers import Workers
 
+BREAKER = [state.name.lower() for state in BreakerState]  # the worst is the last
 MAX_CHANGE_BYTES = 1 << 20  # of a body that says what is to change
 
 
@@ -32,14 +35,18 @@ class Admin:
         prober: Prober,
         proxy: Proxy,
         metrics: Metrics,
+        workers: Workers,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
         self._prober = prober
         self._proxy = proxy
         self._metrics = metrics
+        self._workers = workers
+        workers.does["upstreams"] = lambda _: self._state()
+        workers.does["change"] = self._apply
 
-    def routes(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[Response]]]:
+    def routes(self) -> dict[tuple[str, str], Callable[[ClientRequest], Awaitable[Response]]]:
         """By method and path; a path that ends with a slash stands for all below it."""
         return {
             ("GET", "/health"): self.health,
@@ -53,7 +60,7 @@ class Admin:
             ("DELETE", "/upstreams"): self.remove,
         }
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: ClientRequest) -> Response:
         """200 once every upstream has been probed once, whatever was found; 503 when draining, and
         while there are only names without addresses."""
         probed, fleet = self._dispatcher.fleet.all_probed(), self._dispatcher.fleet
@@ -61,22 +68,22 @@ class Admin:
         facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
         return _shown(facts, 200 if state == "ok" else 503)
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: ClientRequest) -> Response:
         """200 whenever the process answers: a restart helps only a process that does not."""
         return _shown({"status": "alive"})
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: ClientRequest) -> Response:
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return Response(200, self._metrics.text(), encoded(kind))
+        return Response(200, await self._metrics.text(), encoded(kind))
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: ClientRequest) -> Response:
         """The models of all upstreams."""
         if refused := self._refused(request, self._config.api_keys):
             return refused
         described = b", ".join(self._dispatcher.fleet.models().values())
         return _json(b'{"object": "list", "data": [%b]}' % described)
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: ClientRequest) -> Response:
         if refused := self._refused(request, self._config.api_keys):
             return refused
         name = self._proxy.model_for(request.path.removeprefix("/v1/models/"))
@@ -90,27 +97,31 @@ class Admin:
         message = f"The model {name} does not exist, all available models: {known}."
         return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
 
-    async def upstreams(self, request: Request) -> Response:
+    async def upstreams(self, request: ClientRequest) -> Response:
         """The state of every upstream, and the number of waiting requests by model."""
         if refused := self._refused(request, self._admin_keys()):
             return refused
-        shown = [self._show(u) for u in self._dispatcher.fleet]
-        return _shown({"upstreams": shown, "waiting": self._dispatcher.state.waiting()})
+        return _shown(_together(await self._workers.ask("upstreams")))
 
-    async def add(self, request: Request) -> Response:
+    def _state(self) -> dict[str, Any]:
+        """What this worker knows."""
+        shown = [self._show(u) for u in self._dispatcher.fleet]
+        return {"upstreams": shown, "waiting": self._dispatcher.state.waiting()}
+
+    async def add(self, request: ClientRequest) -> Response:
         """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
         A field that is left out keeps its value. A new upstream has only the key given here."""
         return await self._change(request, "add")
 
-    async def drain(self, request: Request) -> Response:
+    async def drain(self, request: ClientRequest) -> Response:
         """`{"url": …}`: sends it no new requests; running ones continue."""
         return await self._change(request, "drain")
 
-    async def remove(self, request: Request) -> Response:
+    async def remove(self, request: ClientRequest) -> Response:
         """`{"url": …}`: removes it; running requests continue."""
         return await self._change(request, "remove")
 
-    async def _change(self, request: Request, verb: str) -> Response:
+    async def _change(self, request: ClientRequest, verb: str) -> Response:
         if not self._config.admin_key:
             message = "Changes need an admin key: start the router with ADMIN_KEY."
             return errors.response(errors.invalid(message, 403, "admin_disabled"), request.path)
@@ -123,25 +134,37 @@ class Admin:
             body = _parsed(given)
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
-            spec = self._read_spec(body)
+            self._read_spec(body)
         except ValueError as error:
             return errors.response(errors.invalid(str(error)), request.path)
+        results = await self._workers.ask("change", (verb, body))
+        if results[0] is None:
+            url = self._read_spec(body).url
+            problem = errors.invalid(f"{url} is not an upstream.", 404, "no_such_upstream")
+            return errors.response(problem, request.path)
+        status, _ = results[0]
+        states = [{"upstreams": [shown], "waiting": {}} for _, shown in filter(None, results)]
+        return _shown(_together(states)["upstreams"][0], status)
+
+    def _apply(self, change: tuple[str, dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
+        """Status and state of the changed upstream; None if it is not known."""
+        verb, body = change
+        spec = self._read_spec(body)
         known = self._dispatcher.fleet.get(spec.url)
         if verb == "add":
             upstream = self._dispatcher.fleet.add(spec, ADMIN)
             self._prober.probe_soon()
         elif known is None:
-            problem = errors.invalid(f"{spec.url} is not an upstream.", 404, "no_such_upstream")
-            return errors.response(problem, request.path)
+            return None
         else:
             upstream = known
             upstream.draining = True
             if verb == "remove":
                 self._dispatcher.fleet.remove(spec.url)
         self._dispatcher.fleet_changed()
-        return _shown(self._show(upstream), 201 if known is None else 200)
+        return (201 if known is None else 200), self._show(upstream)
 
-    async def _body(self, request: Request) -> bytes | Problem:
+    async def _body(self, request: ClientRequest) -> bytes | Problem:
         body = b""
         try:
             async with asyncio.timeout(self._config.client_idle):
@@ -158,14 +181,17 @@ class Admin:
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
         user who may add servers could learn it by adding their own."""
+        least = self._config.workers
         asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
+        asked = replace(asked, limit=self._workers.share(asked.limit))
         if asked.dns:
             raise ValueError("a dns+ name is allowed only in UPSTREAMS and the upstreams file")
         known = self._dispatcher.fleet.remembered(asked.url)
         spec = asked if known is None else known.spec
-        limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
-        if type(limit) is not int or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        limit, key = body.get("limit", least), body.get("api_key", spec.key)
+        if type(limit) is not int or limit < least:
+            raise ValueError(f"limit must be a whole number of at least {least}, not {limit!r}")
+        limit = self._workers.share(limit) if "limit" in body else spec.limit
         if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
             raise ValueError("api_key must be a string of printable ASCII characters")
         return replace(spec, limit=limit, key=key)
@@ -175,7 +201,7 @@ class Admin:
         return (self._config.admin_key,) if self._config.admin_key else self._config.api_keys
 
     @staticmethod
-    def _refused(request: Request, keys: tuple[str, ...]) -> Response | None:
+    def _refused(request: ClientRequest, keys: tuple[str, ...]) -> Response | None:
         if not keys or holds_key(request, keys):
             return None
         message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
@@ -200,6 +226,26 @@ class Admin:
             "paused_s": max(0.0, upstream.paused_until - now),
             "last_error": upstream.last_error,
         }
+
+
+def _together(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several workers know: counts add up, and the worst state counts."""
+    first, *others = states
+    shown = {one["url"]: one for one in first["upstreams"]}
+    for state in others:
+        for one in state["upstreams"]:
+            all_ = shown.setdefault(one["url"], one)
+            if all_ is one:
+                continue
+            for name in ("in_flight", "limit", "outstanding_tokens", "tokens_per_s"):
+                all_[name] = (all_[name] or 0) + (one[name] or 0)
+            all_["ready"] = all_["ready"] and one["ready"]
+            all_["paused_s"] = max(all_["paused_s"], one["paused_s"])
+            all_["breaker"] = max(all_["breaker"], one["breaker"], key=BREAKER.index)
+            all_["last_error"] = all_["last_error"] or one["last_error"]
+        for model, count in state["waiting"].items():
+            first["waiting"][model] = first["waiting"].get(model, 0) + count
+    return {"upstreams": [*shown.values()], "waiting": first["waiting"]}
 
 
 def _json(text: bytes) -> Response:

@@ -5,7 +5,7 @@ And paths that could lead an upstream to others."""
 import re
 from urllib.parse import unquote
 
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
 from web.browsers import HEADERS, Rules
@@ -16,7 +16,7 @@ def leads_elsewhere(path: str) -> bool:
     return not {".", ".."}.isdisjoint(re.split(r"[/\\]", unquote(path)))
 
 
-def refusal(rules: Rules, request: Request) -> Problem | None:
+def refusal(rules: Rules, request: ClientRequest) -> Problem | None:
     """Why a request is answered by nobody here; None if it is not refused."""
     values = (request.headers.get(name).replace(", ", ",") for name in HEADERS)
     refused = rules.refusal(request.method, *values)

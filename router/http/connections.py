@@ -12,7 +12,7 @@ import resource
 from collections.abc import Awaitable, Callable
 from itertools import takewhile
 
-from router.http.server import Connection, Request
+from router.http.server import ClientRequest, Connection
 from router.rules.messages.errors import Response
 from router.rules.messages.headers import Pairs
 
@@ -41,8 +41,8 @@ class Connections:
 
     def __init__(
         self,
-        answer: Callable[[Request], Awaitable[Response | None]],
-        own_headers: Callable[[Request, Pairs], Pairs],
+        answer: Callable[[ClientRequest], Awaitable[Response | None]],
+        own_headers: Callable[[ClientRequest, Pairs], Pairs],
         most: int,
         patience_s: float,
     ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.rules.messages.errors import Response
 from router.rules.request import RoutedRequest
 from telemetry.tracing import Traced
@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
 class ProxiedRequest:
     """A client's request and its state. `openai`: its errors are OpenAI's, whatever the path."""
 
-    request: Request
+    request: ClientRequest
     started: float
     request_id: str
     model: str = ""

@@ -12,7 +12,7 @@ from router.config import ANY
 from router.dispatching import AsyncDispatcher
 from router.http.exchange import ProxiedRequest
 from router.http.forward import Forwarder
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
 from router.rules.responses import PATH as RESPONSES
@@ -56,7 +56,7 @@ class JobRelay:
         since the response was not made through a router."""
         return None if self._upstream == ANY else self._dispatcher.fleet.keeper(response_id)
 
-    def _choose(self, request: Request) -> Upstream | Problem:
+    def _choose(self, request: ClientRequest) -> Upstream | Problem:
         if not self._upstream and not request.path.startswith(RESPONSES):
             message = (
                 "This router does not serve files and batches: BATCH_UPSTREAM is not set. "
@@ -73,7 +73,7 @@ class JobRelay:
             return errors.unavailable(message, "no_upstream_ready")
         return min(usable, key=lambda upstream: upstream.in_flight)
 
-    def _candidates(self, request: Request) -> Sequence[Upstream] | Problem:
+    def _candidates(self, request: ClientRequest) -> Sequence[Upstream] | Problem:
         fleet = self._dispatcher.fleet
         if request.path.startswith(RESPONSES):
             keeper = self.keeper(id_in(request.path))

@@ -14,7 +14,7 @@ from router.http.exchange import Failed, ProxiedRequest
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
-from router.http.server import ClientGoneError, Request
+from router.http.server import ClientGoneError, ClientRequest
 from router.http.streams import BrokenBodyError
 from router.http.telemetry import RequestTelemetry
 from router.http.tokens import TokenRelay
@@ -43,12 +43,12 @@ ENGINE = re.compile("/v1/engines/(.+)/completions")
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
 
 
-def key_of(request: Request) -> bytes:
+def key_of(request: ClientRequest) -> bytes:
     """The request's bearer token, whose bytes may be any."""
     return bearer_key(request.headers.get("Authorization")).encode(errors="surrogateescape")
 
 
-def holds_key(request: Request, keys: tuple[str, ...]) -> bool:
+def holds_key(request: ClientRequest, keys: tuple[str, ...]) -> bool:
     return is_valid(key_of(request), keys)
 
 
@@ -104,22 +104,22 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
 
-    async def handle(self, request: Request) -> Response | None:
+    async def handle(self, request: ClientRequest) -> Response | None:
         """Answers one inference request, whatever happens. If the client leaves, its place and its
         memory are freed."""
         return await self._handle(request, self._infer)
 
-    async def handle_jobs(self, request: Request) -> Response | None:
+    async def handle_jobs(self, request: ClientRequest) -> Response | None:
         """The same for a request about files, batches or stored responses."""
         return await self._handle(request, self._forward)
 
-    async def handle_tokens(self, request: Request) -> Response | None:
+    async def handle_tokens(self, request: ClientRequest) -> Response | None:
         """The same for a text that is to become tokens, or the reverse."""
         return await self._handle(request, self._tokenize)
 
     async def _handle(
         self,
-        request: Request,
+        request: ClientRequest,
         answer: Callable[[ProxiedRequest], Awaitable[Response | None]],
     ) -> Response | None:
         given = request.headers.get(HEADER)

@@ -12,16 +12,17 @@ from router.http.admin import Admin
 from router.http.browsers import refusal
 from router.http.jobs import PATHS
 from router.http.proxy import ENGINE, Proxy
-from router.http.server import CONTINUE, Request
+from router.http.server import CONTINUE, ClientRequest
 from router.http.tokens import PATHS as TOKEN_PATHS
 from router.rules.messages import errors
 from router.rules.messages.errors import Response
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.responses import PATH as RESPONSES
+from router.workers import WorkersSilentError
 from web.browsers import Rules, own_names, response_headers
 from web.requests import HEADER, Pace, is_paced, request_id
 
-Handler = Callable[[Request], Awaitable[Response | None]]
+Handler = Callable[[ClientRequest], Awaitable[Response | None]]
 GENERATING = ("/", "/inference", "/generate", "/generate_stream")
 
 
@@ -45,14 +46,18 @@ class Routes:
             origins_option="--cors-origin",
         )
 
-    async def answer(self, request: Request) -> Response | None:
+    async def answer(self, request: ClientRequest) -> Response | None:
         """The answer; None if it was passed on already."""
         problem = refusal(self._rules, request)
         if problem is None and request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
             message = "The header Expect may be 100-continue."
             problem = errors.invalid(message, 417, "expectation_failed")
         if problem is None:
-            response = await self.handler(request.method, request.path)(request)
+            try:
+                response = await self.handler(request.method, request.path)(request)
+            except WorkersSilentError:
+                silent = errors.unavailable("Not every worker answers.", "overloaded")
+                response = errors.response(silent, request.path)
         else:
             response = errors.response(problem, request.path)
         if response is not None and is_paced(response.status):
@@ -82,7 +87,7 @@ class Routes:
                 return self._proxy.handle_tokens
         return _preflight if method == "OPTIONS" and self._origins else _nowhere
 
-    def own_headers(self, request: Request, headers: Pairs) -> Pairs:
+    def own_headers(self, request: ClientRequest, headers: Pairs) -> Pairs:
         """What an answer gets beside its own headers."""
         given = {name.lower() for name, _ in headers}
         own: dict[str, str] = {}
@@ -102,14 +107,14 @@ def _below(path: str, prefix: str) -> bool:
     return path.startswith(prefix) and len(path) > len(prefix)
 
 
-def _optional(request: Request) -> Callable[[str], str | None]:
+def _optional(request: ClientRequest) -> Callable[[str], str | None]:
     return lambda name: request.headers.get(name) or None
 
 
-async def _preflight(request: Request) -> Response:
+async def _preflight(request: ClientRequest) -> Response:
     return Response(204)
 
 
-async def _nowhere(request: Request) -> Response:
+async def _nowhere(request: ClientRequest) -> Response:
     message = f"There is no {request.method} {request.path} here."
     return errors.response(errors.invalid(message, 404, "not_found"), request.path)

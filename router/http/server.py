@@ -40,14 +40,14 @@ class ClientGoneError(ConnectionError):
     """The client closed its connection or stopped reading."""
 
 
-class RefusedError(Exception):
+class UnreadableError(Exception):
     """The request cannot be read any further."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
-class Request:
+class ClientRequest:
     """A client's request, whose body may still be arriving, and its answer. `target`: path and
     query as they came; `path`: decoded. `status`: of the answer, once it has begun."""
 
@@ -145,8 +145,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._in_head = False
         self._replays = False
-        self._arriving: Request | None = None  # its body is being read
-        self._requests: deque[Request] = deque()  # the first is being answered
+        self._arriving: ClientRequest | None = None  # its body is being read
+        self._requests: deque[ClientRequest] = deque()  # the first is being answered
         self._task: asyncio.Task[None] | None = None
         self._deaf = False  # what comes is not read any more
         self._paused = False
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, RefusedError):
+            if not isinstance(cause, UnreadableError):
                 log.LOGGER.exception("internal error")
                 self.drop()
                 return
@@ -271,14 +271,14 @@ class Connection(asyncio.Protocol):
         if not self._requests:
             self.set_waiting(True)
         elif len(self._requests) > MOST_AHEAD_AT_ONCE:
-            raise RefusedError(errors.invalid("Too many requests before an answer."))
+            raise UnreadableError(errors.invalid("Too many requests before an answer."))
 
     def on_url(self, url: bytes) -> None:
         if self._replays:
             return
         self._target += url
         if len(self._target) > MAX_LINE_BYTES:
-            raise RefusedError(_head_too_long())
+            raise UnreadableError(_head_too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         long = max(len(name) + len(value), self._head_bytes - MAX_HEAD_BYTES + MAX_LINE_BYTES)
         if long > MAX_LINE_BYTES or len(self._pairs) > MAX_HEADERS:
-            raise RefusedError(_head_too_long())
+            raise UnreadableError(_head_too_long())
 
     def on_headers_complete(self) -> None:
         if self._replays:
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
         method = self._parser.get_method().decode()
         headers = Headers(self._pairs)
         target = _ORIGIN.sub(b"", self._target, count=1).partition(b"#")[0]
-        request = Request(self, method, target, headers)
+        request = ClientRequest(self, method, target, headers)
         _judge(request, self._parser.get_http_version())
         request.keep_alive = self._parser.should_keep_alive()
         self._arriving = request
@@ -332,7 +332,7 @@ class Connection(asyncio.Protocol):
         if not self._in_head and self._arriving is not None and not self._arriving.body.is_whole:
             self._arriving.body.fail(BrokenBodyError(problem.message))
             return
-        request = Request(self, "", b"", Headers(self._pairs))
+        request = ClientRequest(self, "", b"", Headers(self._pairs))
         request.body.end()
         request.refusal = problem
         self._requests.append(request)
@@ -343,7 +343,7 @@ class Connection(asyncio.Protocol):
         self.set_waiting(False)
         self._task = self._loop.create_task(self._answer(self._requests[0]))
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: ClientRequest) -> None:
         try:
             if request.refusal is not None:
                 response: Response | None = errors.response(request.refusal, "", openai=True)
@@ -362,7 +362,7 @@ class Connection(asyncio.Protocol):
             if self._transport is not None and not self._transport.is_closing():
                 self._after(self._transport, request)
 
-    def _after(self, transport: asyncio.Transport, request: Request) -> None:
+    def _after(self, transport: asyncio.Transport, request: ClientRequest) -> None:
         """The answer has ended: waits for the next request, or closes the connection."""
         if self._requests and request.keep_alive:
             self._next()
@@ -389,17 +389,17 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def _judge(request: Request, version: str) -> None:
-    """Reads from the head how its body is framed. Raises RefusedError."""
+def _judge(request: ClientRequest, version: str) -> None:
+    """Reads from the head how its body is framed. Raises UnreadableError."""
     headers = request.headers
     request.is_http11 = version == "1.1"
     encoding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
     if version not in ("1.0", "1.1"):
-        raise RefusedError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
+        raise UnreadableError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
     if request.method == "CONNECT" or not request.target.startswith((b"/", b"*")):
-        raise RefusedError(errors.invalid("The request's target must be a path."))
+        raise UnreadableError(errors.invalid("The request's target must be a path."))
     if encoding and (encoding.lower() != "chunked" or not request.is_http11):
-        raise RefusedError(errors.invalid("The only Transfer-Encoding is chunked."))
+        raise UnreadableError(errors.invalid("The only Transfer-Encoding is chunked."))
     request.content_length = int(length) if length else None
     request.has_body = bool(encoding or request.content_length)
 

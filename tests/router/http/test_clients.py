@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from router.http.connections import Connections
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.rules.messages.errors import Response
 from tests.router.conftest import Net, Pair, RouterProcess
 from tests.support.process import PATIENCE_S, closed_at_end, eventually
@@ -123,7 +123,7 @@ def test_the_connection_that_has_waited_longest_for_its_client_goes_first() -> N
     async def check() -> None:
         arrived, go_on = asyncio.Event(), asyncio.Event()
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: ClientRequest) -> Response:
             arrived.set()
             await go_on.wait()
             return Response(200, b"done")
@@ -177,7 +177,7 @@ def test_an_upstream_sees_its_own_name_and_nothing_of_allowed_pages(net: Net) ->
         assert upstream.headers[-1]["host"] == named
         assert not {"origin", "sec-fetch-site"} & set(upstream.headers[-1])
     for origin, told in ((PAGE, PAGE), (f"http://{EVIL}", None)):
-        asked = {"Origin": origin, "Access-Control-Request-Headers": "authorization"}
+        asked = {"Origin": origin, "Access-Control-ClientRequest-Headers": "authorization"}
         for method in ("OPTIONS", "POST"):  # a preflight, and what the page may read
             address = f"{router.url}/v1/completions"
             answer = requests.request(method, address, headers=asked, timeout=PATIENCE_S)

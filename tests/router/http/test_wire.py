@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.http.connections import Connections
-from router.http.server import Request
+from router.http.server import ClientRequest
 from router.rules.messages.errors import Response
 from tests.router.conftest import Net, Pair
 from tests.support.process import PATIENCE_S, closed_at_end, eventually
@@ -68,7 +68,7 @@ class Wire(asyncio.Transport):
 async def answered(pieces: Sequence[bytes], least: int) -> bytes:
     """What a connection writes that is sent these pieces, once it has answered so often."""
 
-    async def echo(request: Request) -> Response:
+    async def echo(request: ClientRequest) -> Response:
         body = b""
         while data := await request.body.read():
             body += data

@@ -1,0 +1,298 @@
+"""Several processes as one router: `--workers N`.
+
+The first process answers nothing. It accepts connections and hands them to the workers in turn,
+replaces a worker that died, and lets each of them ask all: for their figures, and for a change that
+an operator wants. It keeps the changes, for workers that start later. If it dies, the workers end
+as at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from router import log
+
+BACKLOG = 4096
+ACCEPTED_AT_ONCE = 32
+SENDS_WITHIN_S = 1.0  # to a worker, which reads all the time
+ANSWER_WITHIN_S = 5.0
+EARLY_S = 5.0  # a worker that dies earlier is replaced after RESTART_S
+RESTART_S = 1.0
+MOST_BYTES = 64 * 2**20  # of one message
+CHANGES = frozenset({"change", "reread"})  # questions that change every worker
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker's place among `of`: connections come through `clients`, questions through `hub`."""
+
+    number: int
+    of: int
+    clients: socket.socket
+    hub: socket.socket
+
+
+class WorkersSilentError(Exception):
+    """Not every worker answers."""
+
+
+class Workers:
+    """All workers of this router, for one of them. `does`: what each does when it is asked."""
+
+    def __init__(self, seat: Seat | None) -> None:
+        self.seat = seat
+        self.does: dict[str, Callable[[Any], Any]] = {}
+        self._asked: dict[int, asyncio.Future[list[Any]]] = {}
+        self._count = 0
+        self._hub: asyncio.StreamWriter | None = None
+
+    def share(self, limit: int) -> int:
+        """This worker's part of a limit. All parts together are the limit."""
+        if self.seat is None:
+            return limit
+        return limit // self.seat.of + (self.seat.number < limit % self.seat.of)
+
+    async def ask(self, name: str, argument: Any = None) -> list[Any]:
+        """What each worker answers; this one alone, if there is no other."""
+        if self._hub is None:
+            return [self.does[name](argument)]
+        self._count += 1
+        number, asked = self._count, asyncio.get_running_loop().create_future()
+        self._asked[number] = asked
+        self._hub.write(_line(ask=number, name=name, argument=argument))
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                values: list[Any] = await asked
+                return values
+        except TimeoutError:
+            raise WorkersSilentError from None
+        finally:
+            del self._asked[number]
+
+    async def listen(self, connected: Callable[[], asyncio.Protocol]) -> None:
+        """Takes connections and answers questions, until the first process ends."""
+        assert self.seat is not None
+        loop = asyncio.get_running_loop()
+        reader, self._hub = await asyncio.open_unix_connection(sock=self.seat.hub, limit=MOST_BYTES)
+        opening: set[asyncio.Task[Any]] = set()
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                for client in _received(self.seat.clients) if self.seat else ():
+                    task = loop.create_task(loop.connect_accepted_socket(connected, client))
+                    opening.add(task)
+                    task.add_done_callback(opening.discard)
+
+        loop.add_reader(self.seat.clients, take)
+        while line := await reader.readline():
+            told = json.loads(line)
+            if "do" in told:
+                value = self.does[told["name"]](told["argument"])
+                self._hub.write(_line(did=told["do"], value=value))
+            elif asked := self._asked.get(told["all"]):
+                asked.set_result(told["values"])
+
+
+def _received(clients: socket.socket) -> list[socket.socket]:
+    found = array.array("i")
+    _, ancillary, _, _ = clients.recvmsg(1, socket.CMSG_LEN(found.itemsize))
+    for _, _, data in ancillary:
+        found.frombytes(data)
+    taken = [socket.socket(fileno=number) for number in found]
+    for client in taken:
+        client.setblocking(False)
+    return taken
+
+
+def _line(**message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker as the first process sees it."""
+
+    number: int
+    pid: int
+    started_s: float
+    clients: socket.socket
+    hub: socket.socket
+    came: bytes = b""
+
+
+@dataclass(slots=True)
+class Question:
+    """What a worker asked, and the workers whose answers are missing."""
+
+    by: Worker | None
+    number: int
+    missing: set[Worker]
+    values: list[Any] = field(default_factory=list)
+
+
+class Supervisor:
+    """The first process. `work` runs a worker until it ends."""
+
+    def __init__(self, listener: socket.socket, count: int, work: Callable[[Seat], None]) -> None:
+        self._listener = listener
+        self._count = count
+        self._work = work
+        self._workers: dict[int, Worker] = {}  # by number
+        self._due: dict[int, float] = dict.fromkeys(range(count), 0.0)  # to be started
+        self._turn = 0
+        self._questions: dict[int, Question] = {}
+        self._asked = 0
+        self._changes: list[dict[str, Any]] = []
+        self._ending = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Returns when SIGTERM or SIGINT came and all workers have ended."""
+        wakes, woken = socket.socketpair()
+        for end in (wakes, woken, self._listener):
+            end.setblocking(False)
+        for awaited in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(awaited, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno())
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._signals(woken))
+        while self._workers or not self._ending:
+            now_s = time.monotonic()
+            for number in [n for n, due_s in self._due.items() if due_s <= now_s]:
+                del self._due[number]
+                self._start(number)
+            for key, _ in self._selector.select(RESTART_S if self._due else None):
+                key.data()
+        log.event(logging.INFO, "all workers ended")
+
+    def _start(self, number: int) -> None:
+        clients, own_clients = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        hub, own_hub = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            others = [end for w in self._workers.values() for end in (w.clients, w.hub)]
+            for end in (self._listener, clients, hub, *others):
+                end.close()
+            own_clients.setblocking(False)
+            status = 1
+            try:
+                self._work(Seat(number, self._count, own_clients, own_hub))
+                status = 0
+            except Exception:
+                log.LOGGER.exception("worker failed")
+            finally:
+                os._exit(status)
+        own_clients.close()
+        own_hub.close()
+        clients.setblocking(False)
+        hub.settimeout(SENDS_WITHIN_S)
+        worker = Worker(number, pid, time.monotonic(), clients, hub)
+        self._workers[number] = worker
+        self._selector.register(hub, selectors.EVENT_READ, lambda: self._read(worker))
+        for change in self._changes:
+            self._put(None, 0, change, [worker])
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client:  # closed here, also if no worker can take it
+                for _ in range(self._count):
+                    self._turn = (self._turn + 1) % self._count
+                    worker = self._workers.get(self._turn)
+                    if worker is not None:
+                        with contextlib.suppress(OSError):
+                            socket.send_fds(worker.clients, [b"c"], [client.fileno()])
+                            break
+
+    def _signals(self, woken: socket.socket) -> None:
+        for number in woken.recv(64):
+            if number == signal.SIGHUP:
+                self._change({"name": "reread", "argument": None})
+                self._put(None, 0, self._changes[-1], [*self._workers.values()])
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                self._ending = True
+                self._due.clear()
+                for worker in self._workers.values():
+                    os.kill(worker.pid, signal.SIGTERM)
+
+    def _read(self, worker: Worker) -> None:
+        try:
+            data = worker.hub.recv(2**20)
+        except OSError:
+            data = b""
+        if not data:
+            self._ended(worker)
+            return
+        *lines, worker.came = (worker.came + data).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "ask" in told:
+                what = {"name": told["name"], "argument": told["argument"]}
+                if told["name"] in CHANGES:
+                    self._change(what)
+                self._put(worker, told["ask"], what, [*self._workers.values()])
+            elif question := self._questions.get(told["did"]):
+                question.values.append(told["value"])
+                self._answered(told["did"], worker)
+
+    def _put(
+        self, by: Worker | None, number: int, question: dict[str, Any], to: list[Worker]
+    ) -> None:
+        self._asked += 1
+        self._questions[self._asked] = Question(by, number, set(to))
+        for worker in to:
+            self._send(worker, _line(do=self._asked, **question))
+
+    def _answered(self, number: int, worker: Worker) -> None:
+        question = self._questions[number]
+        question.missing.discard(worker)
+        if not question.missing:
+            del self._questions[number]
+            if question.by is not None:
+                self._send(question.by, _line(all=question.number, values=question.values))
+
+    def _change(self, change: dict[str, Any]) -> None:
+        """Keeps it. A server that is removed needs no earlier change."""
+        if change["argument"] is not None and change["argument"][0] == "remove":
+            url = change["argument"][1]["url"]
+            changes = self._changes
+            self._changes = [
+                c for c in changes if not c["argument"] or c["argument"][1]["url"] != url
+            ]
+        self._changes.append(change)
+
+    @staticmethod
+    def _send(worker: Worker, line: bytes) -> None:
+        try:
+            worker.hub.sendall(line)
+        except OSError:  # it reads no more: its end is seen, and it is replaced
+            os.kill(worker.pid, signal.SIGKILL)
+
+    def _ended(self, worker: Worker) -> None:
+        self._selector.unregister(worker.hub)
+        worker.hub.close()
+        worker.clients.close()
+        del self._workers[worker.number]
+        _, status = os.waitpid(worker.pid, 0)
+        for number in [n for n, q in self._questions.items() if worker in q.missing]:
+            self._answered(number, worker)
+        if not self._ending:
+            log.event(logging.ERROR, "worker ended", worker=worker.number, status=status)
+            early = time.monotonic() - worker.started_s < EARLY_S
+            self._due[worker.number] = time.monotonic() + (RESTART_S if early else 0.0)
