@@ -144,10 +144,11 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Rout
     config = RouterConfig.from_args(argv, env)
     if config.workers > 1:
         _refuse_what_workers_cannot_share(config)
-    if config.max_held_bytes < config.max_body_bytes:
+    if config.max_held_bytes < config.max_body_bytes * config.workers:
         RouterConfig.refuse(
             f"--max-held-bytes (MAX_HELD_BYTES) is {config.max_held_bytes}; allowed: at least "
-            f"--max-body-bytes ({config.max_body_bytes}), so that a body of any allowed size fits"
+            f"--max-body-bytes ({config.max_body_bytes}) for each of --workers "
+            f"({config.workers}), so that a body of any allowed size fits"
         )
     try:
         read_upstreams(config)

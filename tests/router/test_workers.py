@@ -2,7 +2,7 @@
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 from router.config import parse_args
 from router.workers import Workers
 from tests.router.conftest import Net, RouterProcess
-from tests.support.process import PATIENCE_S, eventually
+from tests.support.process import PATIENCE_S, closed_at_end, eventually
+from tests.support.wire import post
 
 COUNT = 3
 
@@ -30,14 +31,17 @@ def pids(router: RouterProcess) -> set[int]:
 def test_metrics_and_upstreams_are_those_of_all_workers_and_no_limit_is_exceeded(net: Net) -> None:
     upstream = net.upstream(hold=True)
     router = started(net, upstream, max_connect_per_upstream=7)
-    with ThreadPoolExecutor(12) as pool:  # four a worker, whose parts are three, two and two
-        asked = [pool.submit(router.post) for _ in range(12)]
-        eventually(lambda: (router.in_flight(), router.waiting()) == (7, 5), "places and queues")
-        assert upstream.current == 7
-        assert router.metric("eb_router_in_flight") == 7
-        assert [one["limit"] for one in router.upstreams().values()] == [7]
-        upstream.release()
-        assert all(answer.result().ok for answer in asked)
+    address = ("127.0.0.1", router.port)
+    # in turn: four a worker, whose parts are three, two and two
+    clients = [closed_at_end(socket.create_connection(address, PATIENCE_S)) for _ in range(12)]
+    for client in clients:
+        client.sendall(b"".join(post("/v1/completions", model="m")))
+    eventually(lambda: (router.in_flight(), router.waiting()) == (7, 5), "places and queues")
+    assert upstream.current == 7
+    assert router.metric("eb_router_in_flight") == 7
+    assert [one["limit"] for one in router.upstreams().values()] == [7]
+    upstream.release()
+    assert all(client.recv(9999).startswith(b"HTTP/1.1 200 ") for client in clients)
     assert router.metric("eb_router_requests_total") == 12
     served = [router.metric("eb_router_requests_total", worker=str(n)) for n in range(COUNT)]
     assert served == [4, 4, 4]
