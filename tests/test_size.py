@@ -27,17 +27,17 @@ LINES = {
     "learn": 1200,
     "model_server": 2434,
     "models": 2416,
-    "router": 5017,
+    "router": 5458,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29827,
+    "tests": 29949,
     "text": 2035,
     "others": 8510,
 }
-PRODUCT_LINES = 42032  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42473  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 
 
 @functools.cache
