@@ -189,7 +189,7 @@ def create_app(
         ),
     )
     answers = responses.ResponseCalls(service, generations, jobs)
-    endpoints.add(responses.PATH, answers.line)
+    endpoints.make[responses.PATH] = answers.line
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars, answers.settle)
     app.extensions["engine"] = engine
     app.extensions["turns"] = service.turns

@@ -15,10 +15,10 @@ from werkzeug.datastructures import Headers
 
 from api.defaults import SamplingDefaults
 from api.follow import Item, awaited
+from api.http.body import EncodingTurns
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, ApiError, busy, refusal, show
 from api.http.hooks import belongs_to_request
-from api.http.turns import EncodingTurns
 from api.http.worker.handlers import ARRIVED_S
 from api.http.writer import Writer
 from api.signals import NONE, Signals, signal

@@ -1,8 +1,18 @@
-"""A request's body: bytes -> JSON object -> typed fields, refused with a sentence otherwise."""
+"""A request's body: bytes -> JSON object -> typed fields, refused with a sentence otherwise.
+
+Long bodies and texts take turns: one at a time is parsed, rendered or encoded, and then none for
+twice as long. Such work costs a core, and in part holds the interpreter's lock. So however many
+clients send long texts at once, the thread that runs the engine keeps most of both. Short ones
+never wait.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from threading import Lock
 from typing import Any, TypeVar
 
 from flask import Request, current_app
@@ -10,10 +20,13 @@ from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from api.http.errors import ApiError, chunk_error, explain, show
+from api.http.errors import ApiError, busy, chunk_error, explain, show
 from web.requests import read_json
 
 MOST_UNKNOWN = 8  # unknown fields that an error names
+SHORT = 2**13  # characters or bytes: some 2 to 10 ms of work
+PER_S = 2**23  # two million tokens: far more than a model reads
+MOST_WAIT_S = 10.0
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -27,19 +40,14 @@ def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
     """Raises ApiError."""
     forbids = schema.model_config.get("extra") == "forbid"  # each unknown field is an error
     if forbids and len(data) > len(schema.model_fields) + MOST_UNKNOWN:
-        data = _with_few_unknown(data, schema)
+        known = {field.alias or name for name, field in schema.model_fields.items()}
+        left_out = set(islice((name for name in data if name not in known), MOST_UNKNOWN, None))
+        data = {name: value for name, value in data.items() if name not in left_out}
     try:
         return schema.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise ApiError(400, explain(found, schema), param=str(found[0]["loc"][0])) from None
-
-
-def _with_few_unknown(data: dict[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
-    known = {field.alias or name for name, field in schema.model_fields.items()}
-    unknown = [name for name in data if name not in known]
-    left_out = set(islice(unknown, MOST_UNKNOWN, None))
-    return {name: value for name, value in data.items() if name not in left_out}
 
 
 def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
@@ -72,3 +80,36 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, f"the body must be a JSON object, got {show(data)}")
     return data
+
+
+class EncodingTurns:
+    """Any thread may call it."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = Lock()
+        self._next_s = 0.0  # when the next turn may begin
+
+    @contextmanager
+    def of(self, length: int) -> Iterator[None]:
+        """To work on so many characters or bytes. Raises ApiError after a long wait."""
+        if length <= SHORT:
+            yield
+            return
+        if not self._lock.acquire(timeout=MOST_WAIT_S):
+            raise busy("other long texts are being read; try again")
+        try:
+            self._sleep(max(0.0, self._next_s - self._clock()))
+            start_s = self._clock()
+            try:
+                yield
+            finally:
+                end_s = self._clock()
+                self._next_s = end_s + 2 * (end_s - start_s) + length / PER_S
+        finally:
+            self._lock.release()

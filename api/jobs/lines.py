@@ -72,24 +72,20 @@ Make = Callable[[str, Json, float], Line]  # of an owner, a body, and its time o
 
 
 class Endpoints:
-    """A deferred.worker.Runner."""
+    """A deferred.worker.Runner. `make`: is complete before lines are run."""
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service
-        self._make: dict[str, Make] = {
+        self.make: dict[str, Make] = {
             "/v1/completions": lambda _, *call: self._line(generations.completion(*call)),
             "/v1/chat/completions": lambda _, *call: self._line(generations.chat(*call)),
         }
-
-    def add(self, endpoint: str, make: Make) -> None:
-        """Call it before lines are run."""
-        self._make[endpoint] = make
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
     ) -> Line | LineAnswer:
         try:
-            line = self._make[endpoint](owner, json.loads(body), self._service.clock())
+            line = self.make[endpoint](owner, json.loads(body), self._service.clock())
             generation = line.generation
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s

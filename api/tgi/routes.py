@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
-from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 
 from api.http.body import read_object
@@ -25,7 +24,7 @@ from api.openai.errors import OpenAIError, error_shape, with_openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from api.openai.generation import DONE, Generations
-from api.openapi import BODY, BUSY, GENERATING, documented
+from api.openapi import BODY, BUSY, GENERATING, Answer, documented, respond
 from api.service import READY, Health, Service
 from api.stream import answer
 from api.tgi.answers import (
@@ -55,13 +54,11 @@ from runtime.grammar.grammars import GrammarError
 from seams import Constraint
 from text.stops import Stops
 
-ROUTER = "effective-batching"
 
-
-class Info(TypedDict):
+class Info(Answer):
     model_id: str
-    model_sha: None
-    model_pipeline_tag: str
+    model_sha: None = None
+    model_pipeline_tag: str = "text-generation"
     max_concurrent_requests: int
     max_best_of: int
     max_stop_sequences: int
@@ -69,10 +66,10 @@ class Info(TypedDict):
     max_total_tokens: int | None
     validation_workers: int
     max_client_batch_size: int
-    router: str
-    version: None
-    sha: None
-    docker_label: None
+    router: str = "effective-batching"
+    version: None = None
+    sha: None = None
+    docker_label: None = None
 
 
 def make_blueprint(service: Service, generations: Generations) -> Blueprint:
@@ -156,23 +153,18 @@ class TgiCalls:
         context = None if model is None else model.context
         known = [n for n in (config.max_total_tokens, context) if n is not None]
         total = min(known, default=None)
-        told: Info = {
-            "model_id": service.names[0],
-            "model_sha": None,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": self._most,
-            "max_best_of": config.max_best_of,
-            "max_stop_sequences": config.max_stop_sequences,
-            "max_input_tokens": config.max_input_tokens or (total and total - 1),
-            "max_total_tokens": total,
-            "validation_workers": config.threads,
-            "max_client_batch_size": config.max_client_batch_size,
-            "router": ROUTER,
-            "version": None,
-            "sha": None,
-            "docker_label": None,
-        }
-        return jsonify(told)
+        return respond(
+            Info(
+                model_id=service.names[0],
+                max_concurrent_requests=self._most,
+                max_best_of=config.max_best_of,
+                max_stop_sequences=config.max_stop_sequences,
+                max_input_tokens=config.max_input_tokens or (total and total - 1),
+                max_total_tokens=total,
+                validation_workers=config.threads,
+                max_client_batch_size=config.max_client_batch_size,
+            )
+        )
 
     @tgi_errors(503, whole=Health)
     def health(self) -> Response:

@@ -23,10 +23,10 @@ from gunicorn.http import get_parser  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http import turns
+from api.http import body
+from api.http.body import PER_S, SHORT, EncodingTurns
 from api.http.departed import Departures
 from api.http.errors import ApiError
-from api.http.turns import PER_S, SHORT, EncodingTurns
 from api.http.worker.connection import (
     BYTES_PER_S,
     MOST_HEAD_BYTES,
@@ -379,7 +379,7 @@ def test_after_a_turn_there_is_none_for_twice_as_long(fails: bool) -> None:
 def test_a_long_text_that_waits_for_long_is_refused_and_a_short_one_never_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "MOST_WAIT_S", 0.0)
+    monkeypatch.setattr(body, "MOST_WAIT_S", 0.0)
     turn = EncodingTurns().of
     refusal = pytest.raises(ApiError, match="other long texts")
     with turn(LONG), turn(SHORT), refusal as refused, turn(LONG):
