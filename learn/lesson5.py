@@ -79,7 +79,7 @@ def mean_ratio(answers: Answers) -> float:
     """Of the mean time to the end of an answer, to that of first come, first served."""
 
     def mean_s(policy: Policy) -> float:
-        return play(heavy(), policy, hashed(), rows=8, residents=32).mean_latency_s
+        return play(heavy(), policy, hashed(), rows=8).mean_latency_s
 
     return mean_s(answers.MyPolicy(LARGE_BUDGET)) / mean_s(CHUNKS(LARGE_BUDGET))
 

@@ -130,11 +130,8 @@ class Account:
         return "\n".join(lines)
 
 
-def play(
-    asks: Sequence[Ask], policy: Policy, stage: Stage, rows: int = 4, residents: int | None = None
-) -> Account:
-    """Until all requests have ended. `rows`: most of an iteration. `residents`: most; None: as many
-    as rows. Raises LessonError."""
+def play(asks: Sequence[Ask], policy: Policy, stage: Stage, rows: int = 4) -> Account:
+    """Until all requests have ended. `rows`: most of an iteration. Raises LessonError."""
     clock, ledger, errors, greedy = stage.clock, stage.ledger, list[str](), Sampling(temperature=0)
     start_s = clock()
     seen = Account([Inference(a.prompt, a.max_tokens, greedy, start_s + a.at_s) for a in asks])
@@ -142,7 +139,7 @@ def play(
         for name in names:
             setattr(owner, name, watched(getattr(owner, name), errors))
     manager = BatchingManager(
-        policy, [seen], max_batch_size=rows, max_waiting=len(asks), max_resident=residents
+        policy, [seen], max_batch_size=rows, max_waiting=len(asks), max_resident=4 * rows
     )
     manager.serve(stage.model, ledger)
     lay_out = watched(stage.lay_out, errors)
