@@ -23,7 +23,7 @@ from generate import dynamic
 from generate.modes import MODES, LayOut
 from learn import LessonError, require
 from learn.hash_model import HashModel, VirtualClock, tokens_alone
-from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
+from seams import Advance, IterationRecord, Model, Policy, RequestRecord, Sampling
 
 MINE = "mine"  # the folder of the reader's files
 MOST_STEPS = 20_000  # more than any play takes
@@ -152,11 +152,12 @@ def play(asks: Sequence[Ask], policy: Policy, stage: Stage, rows: int = 4) -> Ac
             wait = manager.step(lay_out, clock)
         errors += [request.error for request in seen.requests if request.error]
         if errors:
-            said = errors[0].removeprefix("internal error: ").removeprefix("the model failed: ")
-            said = said.replace(
-                "planned nothing and set no wake_s", "advances nobody, and some wait"
+            said = errors[0].removeprefix("the model failed: ")
+            said = said.replace("nothing and set no wake_s", "nothing, and requests wait")
+            said = said.replace("internal error: PolicyError", "the engine refuses this")
+            raise LessonError(
+                said.replace("internal error", "your code returned what does not fit")
             )
-            raise LessonError(said.replace("PolicyError", "the engine refuses the plan"))
         if wait is not None:
             moment_s = min(wait.until_s, due[0].arrival_s if due else math.inf)
             if moment_s == math.inf:
@@ -186,6 +187,8 @@ def watched(function: Callable[..., Any], errors: list[str]) -> Callable[..., An
             answer = function(*arguments)
             returned = answer is not None or function.__name__ == "release"
             require(returned, f"`{function.__name__}` returned nothing")
+            steps = all(isinstance(step, Advance) for step in getattr(answer, "advance", ()))
+            require(steps, "a Plan takes a list of steps: Plan([Advance(request, tokens), ...])")
         except Exception as error:
             errors.append(sentence_of(error))
             raise
