@@ -1,9 +1,10 @@
 """The report of a comparison: raw data, the figures computed from them, the page, and the text.
 
 ``judged`` makes a comparison from runs, and ``read_comparison`` from a folder, so that an old one
-is computed and rendered again by the same code. The page has the result in words first, with the
-two things that the original showed: the servers' statistics and latency by requested tokens. Then
-the loads; what is needed to judge them is folded away. Its own words are in ``comparison.html.j2``.
+is computed and rendered again by the same code. The page has the result first, as bars and a
+sentence, with the two things that the original showed: the servers' statistics and latency by
+requested tokens. Then the loads; what is needed to judge them is folded away. Its own words are in
+``comparison.html.j2``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from client.analysis.gates import SEVERITY, VALID
 from client.analysis.metrics import FRONT, Objectives
 from client.analysis.statistics import PERCENTILES, Interval
 from client.load.records import RawError, read_raw, write_raw, write_requests
-from client.report.pictures import latency, sizes, throughput
+from client.report.pictures import bars, latency, sizes, throughput
 from client.report.sentences import sentences
 from client.report.tables import (
     VOID,
@@ -213,6 +214,7 @@ def _of_points(c: Comparison) -> dict[str, Any]:
     at, found, load = c.points, c.found, _telling_load(c.points)
     voids = [(f"{p.load:g}", p.system, v.figure, v.reason, v.remedy) for p in at for v in p.voids]
     return {
+        "bars": bars(found, names_of(at)) if found and found.limits else None,
         "server": _server_table(c, load),
         "sizes": sizes(at, load),
         "loads": comparison_table(at, c.losses),

@@ -18,11 +18,12 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from client.analysis.comparison.results import Headline
 from client.analysis.comparison.summary import Point, names_of, planned, tail_of
 from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.statistics import Floats, Interval
-from client.report.words import seconds
+from client.report.words import number, seconds
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110, "savefig.dpi": 130, "font.size": 10, "axes.grid": True, "grid.alpha": 0.25,
@@ -80,6 +81,33 @@ def colour(name: str, names: Sequence[str]) -> str:
     """A system's colour, the same in every picture."""
     others = [n for n in names if n not in _KNOWN]
     return _KNOWN.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]
+
+
+def bars(found: Headline, names: Sequence[str]) -> Picture:
+    """What each system delivered at its limit, with the interval over seeds."""
+    at = {limit.system: limit.throughput for limit in found.limits}
+    shown = [name for name in names if name in at]
+    title = "Output tokens a second, each at its limit"
+
+    def panel(axes: Axes) -> None:
+        named(axes, title, "", "")
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        for row, name in enumerate(shown):
+            of = at[name]
+            axes.barh(row, of.value, color=colour(name, names), height=0.6)
+            if of.low is not None and of.high is not None:
+                axes.plot([of.low, of.high], [row, row], color="#222", lw=1.2)
+            end = max(of.value, of.high or 0.0)
+            axes.annotate(
+                number(of.value), (end, row), (6, 0), textcoords="offset points", va="center"
+            )
+        axes.set_yticks(range(len(shown)), shown)
+        axes.set_xlim(0, 1.2 * max(max(of.value, of.high or 0.0) for of in at.values()))
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+
+    return drawn(title, panel)
 
 
 def sizes(points: Sequence[Point], load: float) -> Picture:

@@ -39,9 +39,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def factor(value: float) -> str:
+def factor(value: float, digits: int = 2) -> str:
     """Two digits, zeros too: 1.0, 0.93, 14."""
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
+    return f"{value:,.0f}" if value >= 10**digits * 0.0995 else f"{value:#.{digits}g}"
 
 
 def rate(requests_per_s: float) -> str:
@@ -53,7 +53,10 @@ def times(interval: Interval) -> str:
     """A ratio within a sentence, with its interval if it has one."""
     if interval.low is None or interval.high is None:
         return f"{factor(interval.value)} times"
-    return f"{factor(interval.value)} times [{factor(interval.low)}, {factor(interval.high)}]"
+    # a narrow interval needs a digit more to be seen as one
+    digits = 2 if factor(interval.low) != factor(interval.high) else 3
+    value, low, high = (factor(v, digits) for v in (interval.value, interval.low, interval.high))
+    return f"{value} times [{low}, {high}]"
 
 
 def ratio_text(interval: Interval | None) -> str:

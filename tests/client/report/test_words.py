@@ -11,6 +11,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.statistics import Interval
 from client.report.sentences import sentences
 from client.report.tables import limit_table
+from client.report.words import times
 
 
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
@@ -57,3 +58,9 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     assert "TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90%" in capacity
     assert "dynamic batching sustained load 1 but not 8" in capacity
     assert "one request at a time did not sustain even load 1" in capacity
+
+
+def test_a_narrow_interval_gets_a_digit_more() -> None:
+    assert times(Interval(1.312, 1.298, 1.326)) == "1.31 times [1.30, 1.33]"
+    assert times(Interval(1.3, 1.1, 1.5)) == "1.3 times [1.1, 1.5]"
+    assert times(Interval(14.2, 13.9, 14.4)) == "14.2 times [13.9, 14.4]"
