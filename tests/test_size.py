@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 8818,
     "benchmarks": 5917,
-    "client": 8210,
+    "client": 8243,
     "deferred": 3154,
     "kernels": 1368,
     "learn": 1200,
@@ -30,7 +30,7 @@ LINES = {
     "router": 5458,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29951,
+    "tests": 29958,
     "text": 2035,
     "others": 8510,
 }
