@@ -27,7 +27,7 @@ from api.limits import (
     Share,
     Temperature,
 )
-from api.openapi import GENERATING, plain_errors
+from api.openapi import GENERATING, Answer, plain_errors, respond
 from api.service import READY, Description, Health, Service
 from api.signals import Signals
 from api.stream import PLACE, around_text, event, event_stream, quoted
@@ -59,14 +59,14 @@ class InferenceRequest(Signals):
     )
 
 
-class Timing(TypedDict):
+class Timing(Answer):  # seconds by the server's clock, from the arrival of the request's body on
     queue_s: float
     ttft_s: float
     tpot_s: float | None
     latency_s: float
 
 
-class InferenceAnswer(TypedDict):
+class InferenceAnswer(Answer):
     completion: str
     generated: str
     num_tokens: int
@@ -81,15 +81,15 @@ class InferencePiece(TypedDict):
 
 
 class InferenceEnd(InferenceAnswer):
-    done: Literal[True]
+    done: Literal[True] = True
 
 
 class StatsAnswer(Figures, Description):
     pass
 
 
-class StatsReset(TypedDict):
-    reset: Literal[True]
+class StatsReset(Answer):
+    reset: Literal[True] = True
 
 
 def make_blueprint(service: Service) -> Blueprint:
@@ -121,23 +121,20 @@ def make_blueprint(service: Service) -> Blueprint:
         if wanted.stream:
             return event_stream(service, [accepted], _events(service, accepted, wanted.prompt))
         pieces = service.wait(_read(service, accepted), accepted)
-        return jsonify(_answer(accepted, wanted.prompt, "".join(text for text, _ in pieces)))
+        whole = "".join(text for text, _ in pieces)
+        return respond(_answer(InferenceAnswer, accepted, wanted.prompt, whole))
 
     @blueprint.get("/stats")
     @plain_errors(whole=StatsAnswer)
     def stats() -> Response:
-        told: StatsAnswer = {
-            **service.stats.summary(service.clock(), service.manager),
-            **service.describe(),
-        }
-        return jsonify(told)
+        figures = service.stats.summary(service.clock(), service.manager)
+        return jsonify({**figures, **service.describe()})
 
     @blueprint.post("/stats/reset")
     @plain_errors(whole=StatsReset)
     def reset() -> Response:
         service.stats.reset(service.clock())
-        told: StatsReset = {"reset": True}
-        return jsonify(told)
+        return respond(StatsReset())
 
     @blueprint.get("/stats/iterations")
     @plain_errors(whole=Iterations)
@@ -180,22 +177,19 @@ def _events(service: Service, accepted: Inference, prompt: str) -> Iterator[byte
             yield before + quoted(text).encode() + after
         else:
             yield event(InferencePiece(text=text, tokens=tokens))
-    yield event({**_answer(accepted, prompt, "".join(texts)), "done": True})
+    yield event(_answer(InferenceEnd, accepted, prompt, "".join(texts)))
 
 
-def _answer(done: Inference, prompt: str, generated: str) -> InferenceAnswer:
+def _answer(
+    kind: type[InferenceAnswer], done: Inference, prompt: str, generated: str
+) -> InferenceAnswer:
     record = done.record
     assert record is not None
-    return {
-        "completion": prompt + generated,
-        "generated": generated,
-        "num_tokens": record.generated,
-        "prompt_tokens": record.prompt_tokens,
-        "seed": done.sampling.seed,
-        "timing": {  # seconds by the server's clock, from the arrival of the request's body on
-            "queue_s": record.queue_s,
-            "ttft_s": record.ttft_s,
-            "tpot_s": record.tpot_s,
-            "latency_s": record.latency_s,
-        },
-    }
+    return kind(
+        completion=prompt + generated,
+        generated=generated,
+        num_tokens=record.generated,
+        prompt_tokens=record.prompt_tokens,
+        seed=done.sampling.seed,
+        timing=Timing.model_validate(record, from_attributes=True),
+    )

@@ -5,7 +5,7 @@ server starts."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -53,9 +53,6 @@ class Answer(BaseModel):
 
 def respond(answer: Answer) -> Response:
     return Response(answer.model_dump_json(ensure_ascii=True), mimetype="application/json")
-
-
-References = Callable[[Any], Json]  # a type -> the schema that stands for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +107,27 @@ def operations_of(app: Flask) -> Operations:
 def register_openapi(app: Flask, *, keys: bool) -> None:
     """Call it after all other routes are registered. `keys`: whether clients must send one."""
     operations = app.extensions["operations"] = operations_of(app)
-    references, components = _schemas(operations)
+    forms = {
+        repr(form): form
+        for operation in operations.values()
+        for form in (operation.body, operation.whole, operation.events, operation.error)
+        if form is not None
+    }
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(name, "validation", TypeAdapter(form)) for name, form in forms.items()],
+        ref_template=COMPONENTS,
+        schema_generator=_Closed,
+    )
     paths: dict[str, Json] = {}
     for (method, path), operation in operations.items():
         locked = keys and not is_open(path)
         refusals = [401] if locked else []
         if not keys or method not in READS:
             refusals.append(403)
-        told = _operation(operation, sorted(re.findall(r"{(\w+)}", path)), references, refusals)
+        told = _described(operation, lambda form: schemas[repr(form), "validation"], refusals)
+        names = sorted(re.findall(r"{(\w+)}", path))
+        own = [{"name": name, "in": "path", "required": True} for name in names]
+        told["parameters"][:0] = [{**one, "schema": {"type": "string"}} for one in own]
         if not locked:
             told["security"] = []
         paths.setdefault(path, {})[method.lower()] = told
@@ -126,7 +136,7 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
         "info": {"title": "effective-batching", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": definitions["$defs"],
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}] if keys else [],
@@ -146,36 +156,17 @@ class _Closed(GenerateJsonSchema):
         return {**super().typed_dict_schema(schema), "additionalProperties": False}
 
 
-def _schemas(operations: Operations) -> tuple[References, Json]:
-    """For each type the schema that refers to it, and the schemas that these refer to."""
-    forms = {
-        repr(form): form
-        for operation in operations.values()
-        for form in (operation.body, operation.whole, operation.events, operation.error)
-        if form is not None
-    }
-    schemas, definitions = TypeAdapter.json_schemas(
-        [(name, "validation", TypeAdapter(form)) for name, form in forms.items()],
-        ref_template=COMPONENTS,
-        schema_generator=_Closed,
-    )
-    return (lambda form: schemas[repr(form), "validation"]), definitions["$defs"]
-
-
-def _operation(
-    operation: Operation,
-    arguments: list[str],
-    references: References,
-    refusals: list[int],
+def _described(
+    operation: Operation, schema: Callable[[Any], Json], refusals: Iterable[int]
 ) -> Json:
     answer: dict[str, Any] = {}
     if operation.whole is not None:
-        answer["application/json"] = {"schema": references(operation.whole)}
+        answer["application/json"] = {"schema": schema(operation.whole)}
     if operation.events is not None:
         data: Json = {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": references(operation.events),
+            "contentSchema": schema(operation.events),
         }
         if operation.last is not None:
             data = {"anyOf": [data, {"const": operation.last}]}
@@ -189,31 +180,19 @@ def _operation(
         }
     if operation.media is not None:
         answer[operation.media] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": references(operation.error)}}
-    statuses = {*operation.statuses, *refusals}
+    responses = {"200": {"description": "OK", "content": answer}}
+    error = {"application/json": {"schema": schema(operation.error)}}
+    for status in sorted({*operation.statuses, *refusals}):
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
+    query = operation.query.items()
     told: Json = {
-        "parameters": [
-            *(
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in arguments
-            ),
-            *(
-                {"name": name, "in": "query", "schema": schema}
-                for name, schema in operation.query.items()
-            ),
-        ],
-        "responses": {
-            "200": {"description": "OK", "content": answer},
-            **{
-                str(status): {"description": HTTPStatus(status).phrase, "content": error}
-                for status in sorted(statuses)
-            },
-        },
+        "parameters": [{"name": name, "in": "query", "schema": form} for name, form in query],
+        "responses": responses,
     }
-    if operation.body is not None:
-        content = {"application/json": {"schema": references(operation.body)}}
-        told["requestBody"] = {"required": True, "content": content}
-    if operation.form is not None:
-        content = {"multipart/form-data": {"schema": operation.form}}
-        told["requestBody"] = {"required": True, "content": content}
+    for media, form in (
+        ("application/json", operation.body and schema(operation.body)),
+        ("multipart/form-data", operation.form),
+    ):
+        if form is not None:
+            told["requestBody"] = {"required": True, "content": {media: {"schema": form}}}
     return told

@@ -17,7 +17,7 @@ from api.defaults import SamplingDefaults
 from api.follow import Item, awaited
 from api.http.body import EncodingTurns
 from api.http.departed import Departures
-from api.http.errors import CLIENT_GONE, ApiError, busy, refusal, show
+from api.http.errors import CLIENT_GONE, ApiError, busy, invalid, refusal, show
 from api.http.hooks import belongs_to_request
 from api.http.worker.handlers import ARRIVED_S
 from api.http.writer import Writer
@@ -128,11 +128,7 @@ class Service:
         """Raises ApiError for one that the vocabulary does not have."""
         vocab_size = self.tokenizer.vocab_size
         if tokens and (token := max(tokens)) >= vocab_size:
-            raise ApiError(
-                400,
-                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
-                param=field,
-            )
+            raise invalid(field, f"has {token}, which is no token; allowed: 0 to {vocab_size - 1}")
 
     def encode(self, field: str, texts: Sequence[str], *, fit: bool = True) -> list[list[int]]:
         """`fit`: each must fit into the context. Raises ApiError."""
@@ -193,15 +189,11 @@ class Service:
     def require_compiled(self, constraint: Constraint, field: str) -> None:
         """Raises ApiError for a constraint that cannot be served."""
         if self.grammars is None:
-            raise ApiError(
-                400,
-                f"field '{field}': this server has no grammar support (--disable-grammar-support)",
-                param=field,
-            )
+            raise invalid(field, "needs grammars, which --disable-grammar-support excludes")
         try:
             self.grammars.compile(constraint)
         except GrammarError as error:
-            raise ApiError(400, f"field '{field}': {error}", param=field) from None
+            raise invalid(field, f"is not valid: {error}") from None
         except GrammarsBusyError as error:
             raise busy(COMPILING) from error
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from flask import Blueprint, Response, g, jsonify, request, send_from_directory
+from flask import Blueprint, Response, g, request, send_from_directory
 from pydantic import BaseModel, ConfigDict, Field
-from typing_extensions import TypedDict
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
 from api.limits import Count, at_most
-from api.openapi import BODY, plain_errors
+from api.openapi import BODY, Answer, plain_errors, respond
 from api.service import Service
 from engine.inference import Inference
 from seams import Sampling
@@ -60,12 +60,12 @@ class PlayRequest(BaseModel):
     ]
 
 
-class PlayAnswer(TypedDict):
+class PlayAnswer(Answer):
     requests: list[int]  # that were accepted
     refused: int  # since the queue was full
 
 
-class TextAnswer(TypedDict):
+class TextAnswer(Answer):
     prompt: str
     answer: str  # so far
 
@@ -74,9 +74,7 @@ def make_blueprint(service: Service) -> Blueprint:
     blueprint = Blueprint("watch", __name__)
     manager = service.manager
 
-    def hello() -> Hello:
-        return _hello(service)
-
+    hello = partial(_hello, service)
     hub = Hub(
         manager.history,
         hello,
@@ -111,13 +109,11 @@ def make_blueprint(service: Service) -> Blueprint:
         found = service.texts.find(number)
         if found is None:
             raise ApiError(404, f"the text of request {number} is not stored")
-        ids = list(found.ids)
-        split = found.prompt_tokens
-        told: TextAnswer = {
-            "prompt": _decoded(service, ids[:split]),
-            "answer": _decoded(service, ids[split:]),
-        }
-        return jsonify(told)
+        prompt, answer = (
+            _decoded(service, ids)
+            for ids in (found.ids[: found.prompt_tokens], found.ids[found.prompt_tokens :])
+        )
+        return respond(TextAnswer(prompt=prompt, answer=answer))
 
     @blueprint.get("/watch/trace")
     @plain_errors(400, 503, media=TRACE_TYPE, query={"format": {"enum": list(FORMATS)}})
@@ -142,7 +138,7 @@ def make_blueprint(service: Service) -> Blueprint:
         """Sends requests of the page, since a browser opens no more than six connections."""
         wanted = read_body(request, PlayRequest, service.config.max_body_bytes)
         service.require_ready()
-        return jsonify(_play(service, wanted.requests))
+        return respond(_play(service, wanted.requests))
 
     return blueprint
 
@@ -185,10 +181,7 @@ def _events(service: Service, hub: Hub) -> Response:
             {"Retry-After": "5"},
         ) from None
 
-    def body() -> Iterator[bytes]:
-        yield from viewer
-
-    response = Response(body(), mimetype="text/event-stream")
+    response = Response(iter(viewer), mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     unwatch = service.departures.watch(client, viewer.drop)
@@ -221,7 +214,7 @@ def _play(service: Service, requests: Sequence[Played]) -> PlayAnswer:
         else:
             taken.append(inference.id)
     g.pop("inferences", None)  # they continue: the log must not count them as cancelled
-    return {"requests": taken, "refused": refused}
+    return PlayAnswer(requests=taken, refused=refused)
 
 
 def _decoded(service: Service, ids: list[int]) -> str:

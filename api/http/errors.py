@@ -70,6 +70,10 @@ class ApiError(Exception):
         self.code = code
 
 
+def invalid(field: str, said: str) -> ApiError:
+    return ApiError(400, f"field '{field}' {said}", param=field)
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedBody:
     """In the place of the body of a request that the worker refuses before its handler runs, so

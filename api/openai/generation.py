@@ -14,7 +14,7 @@ from flask import Response
 
 from api.follow import follow
 from api.http.body import of_schema
-from api.http.errors import ApiError, show
+from api.http.errors import ApiError, invalid, show
 from api.openai.choices import Choice, Segment
 from api.openai.errors import error_shape
 from api.openai.fields.messages import Message, for_template, text_of
@@ -138,11 +138,8 @@ class Generations:
         self._require_offered(wanted)
         choices = wanted.n or 1
         if wanted.best_of not in (None, choices):
-            raise ApiError(
-                400,
-                f"field 'best_of' must be the same as 'n' ({choices}), got {wanted.best_of}",
-                param="best_of",
-            )
+            said = f"must be the same as 'n' ({choices}), got {wanted.best_of}"
+            raise invalid("best_of", said)
         prompts: list[Any] = [wanted.prompt]
         if not isinstance(wanted.prompt, str) and not isinstance(wanted.prompt[0], int):
             prompts = wanted.prompt
@@ -159,9 +156,7 @@ class Generations:
         wanted, service = of_schema(data, ChatRequest), self._service
         self._require_offered(wanted)
         if wanted.top_logprobs is not None and not wanted.logprobs:
-            raise ApiError(
-                400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
-            )
+            raise invalid("top_logprobs", "needs 'logprobs' to be true")
         offer, template = wanted.offer, service.template
         ids = self.conversation_ids(
             wanted.messages,
@@ -204,12 +199,8 @@ class Generations:
         into the context."""
         service, template = self._service, self._service.template
         if reserved := (names or {}).keys() & template.reserved:
-            raise ApiError(
-                400,
-                f"field 'chat_template_kwargs': {show(min(reserved))} is not the client's to set",
-                param="chat_template_kwargs",
-            )
-        told = for_template(messages)
+            raise invalid("chat_template_kwargs", f"must not have {show(min(reserved))}")
+        told = list(for_template(messages))
         tools = [] if offer is None else offer.for_template()
         try:
             with service.turns.of(characters(told, tools, names or {})):
@@ -230,7 +221,7 @@ class Generations:
             with self._service.turns.of(len(kept)):
                 return tokenizer.encode(kept)[:context]
         except EncodingError as error:
-            raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
+            raise invalid("prediction", f"is not valid: {error}") from error
 
     def _require_offered(self, wanted: CallRequest) -> None:
         service = self._service
@@ -238,9 +229,7 @@ class Generations:
         for name in wanted.model_extra or {}:
             self.note(f"the field {show(name)}", "unknown on /v1 and ignored")
         if wanted.stream_options is not None and not wanted.stream:
-            raise ApiError(
-                400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
-            )
+            raise invalid("stream_options", "needs 'stream' to be true")
         if wanted.logit_bias:
             service.require_tokens([int(key) for key in wanted.logit_bias], "logit_bias")
         if wanted.stop_token_ids:
@@ -270,11 +259,7 @@ class Generations:
                 code="context_length_exceeded",
             )
         if (least := wanted.min_tokens or 0) > most:
-            raise ApiError(
-                400,
-                f"'min_tokens' must be at most 'max_tokens' ({most}), not {show(least)}",
-                param="min_tokens",
-            )
+            raise invalid("min_tokens", f"must be at most 'max_tokens' ({most}), got {least}")
         return most
 
     def _rules(

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 
 from api.http.errors import ApiError, internal_error, store_refusal
 from api.openai.errors import error_shape
@@ -107,7 +108,7 @@ class EventLogs:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._logs: OrderedDict[str, _Log] = OrderedDict()  # the oldest response first
         self._bytes = 0
 
@@ -124,19 +125,15 @@ class EventLogs:
             log.complete = last
             self._bytes += len(log.events[-1])
             while self._bytes > self._most_bytes:
-                self._drop(next(iter(self._logs)))
+                self.drop(next(iter(self._logs)))
         log.tell()
 
     def drop(self, response_id: str) -> None:
         with self._lock:
-            if response_id in self._logs:
-                self._drop(response_id)
-
-    def _drop(self, response_id: str) -> None:
-        log = self._logs.pop(response_id)
-        self._bytes -= sum(map(len, log.events))
-        log.dropped = True
-        log.tell()
+            if (log := self._logs.pop(response_id, None)) is not None:
+                self._bytes -= sum(map(len, log.events))
+                log.dropped = True
+                log.tell()
 
     def follow(self, response_id: str, first: int) -> Following | None:
         """The stream of a response's events from number `first` on; None if they are not kept. It
@@ -151,12 +148,12 @@ class EventLogs:
         return following
 
 
+@dataclass(slots=True)
 class _Log:
-    def __init__(self) -> None:
-        self.events: list[bytes] = []
-        self.complete = False
-        self.dropped = False
-        self.following: Following | None = None
+    events: list[bytes] = field(default_factory=list)
+    complete: bool = False
+    dropped: bool = False
+    following: Following | None = None
 
     def tell(self) -> None:
         if self.following is not None:

@@ -13,7 +13,7 @@ from flask import Blueprint, Response, g, request
 from pydantic import ConfigDict
 
 from api.http.body import of_schema, read_object
-from api.http.errors import ApiError, show, store_refusal
+from api.http.errors import ApiError, invalid, show, store_refusal
 from api.jobs.lines import Line
 from api.jobs.pages import AFTER, ORDERS, ListPage, query_choice, query_limit
 from api.openai.errors import OpenAIError, error_shape, openai_errors
@@ -89,9 +89,7 @@ class ResponseCalls:
         """As a line of a batch: the response is in the batch's output, so it is kept for later
         calls only where the line asks for it. Raises ApiError."""
         if body.get("background"):
-            raise ApiError(
-                400, "field 'background' must be false or left out in a batch", param="background"
-            )
+            raise invalid("background", "must be false or left out in a batch")
         call = self._make(owner, body, arrival_s, stores=False)
 
         def answers() -> Iterator[dict[str, Any] | None]:

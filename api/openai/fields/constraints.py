@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from api.http.errors import ApiError
+from api.http.errors import ApiError, invalid
 from api.limits import at_most
 from api.signals import Signals
 from runtime.grammar.constraints import ANY_OBJECT, of_choice, of_grammar, of_schema
@@ -116,11 +116,7 @@ def _of_structured(asked: _StructuredOutputs) -> Constraint:
     }
     found = [(name, value) for name, value in given.items() if value is not None]
     if len(found) != 1:
-        raise ApiError(
-            400,
-            f"field 'structured_outputs' must be {STRUCTURED_OUTPUTS}, got {len(found)}",
-            param="structured_outputs",
-        )
+        raise invalid("structured_outputs", f"must be {STRUCTURED_OUTPUTS}, got {len(found)}")
     ((name, value),) = found
     return MAKERS[name](value)
 
@@ -168,4 +164,4 @@ class Constrained(Signals):
         try:
             return field, MAKERS[field](value)
         except GrammarError as error:
-            raise ApiError(400, f"field '{field}': {error}", param=field) from None
+            raise invalid(field, f"is not valid: {error}") from None

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from api.http.errors import ApiError, show
+from api.http.errors import ApiError, invalid, show
 from api.limits import at_most
 
 MOST_MESSAGES = 4096  # the parts of their contents and their calls included
@@ -207,12 +207,8 @@ Message = Annotated[
 ]
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     """Raises ApiError for a result without a call before it."""
-    return list(_for_template(messages))
-
-
-def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     called: dict[str, str] = {}  # the functions, by the ids of their calls
     for number, message in enumerate(messages):
         # `developer` is OpenAI's newer name for what templates know as `system`
@@ -239,12 +235,11 @@ def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 
 def _no_call(role: str, field: str, given: str, known: Sequence[str]) -> ApiError:
-    return ApiError(
-        400,
-        f"field 'messages': no call before a message with role '{role}' has its {field} "
-        f"{show(given)}; allowed: "
-        + (", ".join(map(show, known[:8])) or "none, as nothing was called"),
-        param="messages",
+    allowed = ", ".join(map(show, known[:8])) or "none, as nothing was called"
+    return invalid(
+        "messages",
+        f"has no call before a message with role '{role}' that has its {field} {show(given)}; "
+        f"allowed: {allowed}",
     )
 
 

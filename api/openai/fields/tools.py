@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field
 
-from api.http.errors import ApiError, show
+from api.http.errors import invalid, show
 from api.openai.fields.messages import MOST_DEPTH, Filled, nested_deeper
 from runtime.grammar.grammars import GrammarError
 from runtime.grammar.schemas import enforceable
@@ -156,7 +156,7 @@ class Offer:
         try:
             schemas = {one.name: one.enforced_schema for one in self.allowed}
         except GrammarError as error:
-            raise ApiError(400, f"field '{self.field}': {error}", param=self.field) from None
+            raise invalid(self.field, f"is not valid: {error}") from None
         several = self.most_calls is None
         of_calls = partial(
             grammar_of_calls, form, schemas, several=several, special_ids=special_ids
@@ -198,12 +198,8 @@ def offer_of(
     """None where nothing may be called. Raises ApiError."""
     counted = Counter(function.name for function in functions)
     if repeated := [name for name, count in counted.items() if count > 1]:
-        raise ApiError(
-            400,
-            f"field '{field}' must have each name once, got {show(repeated[0])} "
-            f"{counted[repeated[0]]} times",
-            param=field,
-        )
+        name, times = repeated[0], counted[repeated[0]]
+        raise invalid(field, f"must have each name once, got {show(name)} {times} times")
     most_calls = 1 if parallel is False else None
     match choice:
         case "none":
@@ -222,12 +218,7 @@ def offer_of(
     if unknown or not named:
         of_tools = field == "tools"
         param, wanted = ("tool_choice", TOOL_CHOICE) if of_tools else CHOICE_OF_FUNCTIONS
-        raise ApiError(
-            400,
-            f"field '{param}' must be {wanted}, got "
-            f"{show(unknown[0] if unknown else choice)}; {field}: "
-            + (", ".join(map(show, counted)) or "none"),
-            param=param,
-        )
+        got, known = unknown[0] if unknown else choice, ", ".join(map(show, counted))
+        raise invalid(param, f"must be {wanted}, got {show(got)}; {field}: {known or 'none'}")
     allowed = [function for function in functions if function.name in named]
     return Offer(functions, allowed, must, most_calls, field)
