@@ -7,23 +7,16 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import cast
+
+import msgspec
 
 import seams
 from model_server.wire import model_pb2 as wire
 
-# fields that are sent as they are
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "min_tokens", *PENALTIES)
-OPTIONAL = ("top_k", "logprobs", "prompt_logprobs")
-LISTS = ("end_ids", "expected_ids")
-SEEDS = 2**64  # noise depends only on a seed modulo this
+SAMPLING = msgspec.msgpack.Decoder(seams.Sampling)
 
 
 def opening(new: seams.Opening) -> wire.Opening:
-    sampling, constraint = new.sampling, None
-    if (asked := sampling.constraint) is not None:
-        constraint = wire.Constraint(kind=asked.kind, text=asked.text)
     return wire.Opening(
         id=new.id,
         ids=new.ids,
@@ -31,35 +24,16 @@ def opening(new: seams.Opening) -> wire.Opening:
         scored=new.scored,
         trace=new.trace,
         request_id=new.request_id,
-        sampling=wire.Sampling(
-            seed=sampling.seed % SEEDS,
-            bias_tokens=[token for token, _ in sampling.logit_bias],
-            biases=[bias for _, bias in sampling.logit_bias],
-            constraint=constraint,
-            **{name: getattr(sampling, name) for name in NUMBERS + OPTIONAL + LISTS},
-        ),
+        sampling=msgspec.msgpack.encode(new.sampling),
     )
 
 
 def read_opening(new: wire.Opening) -> seams.Opening:
-    sent, constraint = new.sampling, None
-    if sent.HasField("constraint"):
-        kind = cast(seams.ConstraintKind, sent.constraint.kind)
-        constraint = seams.Constraint(kind, sent.constraint.text)
-    given = {name: getattr(sent, name) for name in NUMBERS}
-    given |= {name: getattr(sent, name) for name in OPTIONAL if sent.HasField(name)}
-    given |= {name: tuple(getattr(sent, name)) for name in LISTS}
-    sampling = seams.Sampling(
-        seed=sent.seed,
-        logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
-        constraint=constraint,
-        **given,
-    )
     return seams.Opening(
         new.id,
         list(new.ids),
         new.prompt_tokens,
-        sampling,
+        SAMPLING.decode(new.sampling),
         new.scored,
         new.trace if new.HasField("trace") else None,
         new.request_id if new.HasField("request_id") else None,

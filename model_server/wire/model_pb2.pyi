@@ -95,52 +95,6 @@ class Session(_message.Message):
     lost: int
     def __init__(self, session: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
-class Constraint(_message.Message):
-    __slots__ = ("kind", "text")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    text: str
-    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
-
-class Sampling(_message.Message):
-    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids", "constraint", "expected_ids")
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    BIAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BIASES_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    END_IDS_FIELD_NUMBER: _ClassVar[int]
-    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_IDS_FIELD_NUMBER: _ClassVar[int]
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    typical_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    bias_tokens: _containers.RepeatedScalarFieldContainer[int]
-    biases: _containers.RepeatedScalarFieldContainer[float]
-    logprobs: int
-    prompt_logprobs: int
-    min_p: float
-    min_tokens: int
-    end_ids: _containers.RepeatedScalarFieldContainer[int]
-    constraint: Constraint
-    expected_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., expected_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class Opening(_message.Message):
     __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace", "request_id")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -153,11 +107,11 @@ class Opening(_message.Message):
     id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
-    sampling: Sampling
+    sampling: bytes
     scored: int
     trace: str
     request_id: str
-    def __init__(self, id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., scored: _Optional[int] = ..., trace: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[bytes] = ..., scored: _Optional[int] = ..., trace: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Openings(_message.Message):
     __slots__ = ("session", "number", "openings")

@@ -58,7 +58,7 @@ def test_every_mode_gives_the_tokens_of_a_request_alone_and_one_that_cannot_be_s
 ) -> None:
     """Twelve of them, among others: more than the failed iterations that end a server."""
     name = mode.name.partition(",")[0]
-    poison = Sampling(top_k=2**32)
+    poison = Sampling(seed=2**64)
     with (
         served(HashModel(block_tokens=4), unix(tmp_path), mode=name) as server,
         connected(server.address, mode=name) as model,

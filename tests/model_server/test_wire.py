@@ -33,7 +33,9 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
 samplings = st.builds(
     seams.Sampling,
     **{  # type: ignore[arg-type]
-        field.name: st.integers(0, 2**64 - 1) if field.name == "seed" else FIELDS[str(field.type)]
+        field.name: st.integers(-(2**63), 2**64 - 1)
+        if field.name == "seed"
+        else FIELDS[str(field.type)]
         for field in dataclasses.fields(seams.Sampling)
     },
 )
