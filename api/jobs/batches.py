@@ -14,9 +14,7 @@ from api.http.errors import ApiError, show
 from api.jobs.pages import (
     AFTER,
     EXPIRY,
-    LEAST_EXPIRY_S,
-    MOST_EXPIRY_S,
-    Anchor,
+    ExpiresAfter,
     ListPage,
     Time,
     page_of,
@@ -36,13 +34,6 @@ MOST_WINDOW_S = 30 * 86_400
 MOST_IDEMPOTENCY_KEY = 255  # characters
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 WINDOW = "a whole number followed by s, m, h or d, such as '24h', up to '30d'"
-
-
-class ExpiresAfter(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    anchor: Anchor
-    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
 
 
 class BatchRequest(BaseModel):

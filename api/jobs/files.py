@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
 from flask import Blueprint, Response, g, request
+from pydantic import BaseModel, Field
 
+from api.http.body import of_schema
 from api.http.errors import RETRY_AFTER_S, ApiError, show
 from api.jobs.pages import (
     AFTER,
-    LEAST_EXPIRY_S,
-    MOST_EXPIRY_S,
+    EXPIRY,
     ORDERS,
+    ExpiresAfter,
     ListPage,
     Time,
     page_of,
@@ -47,6 +49,16 @@ FORM = {
     "required": ["purpose", "file"],
 }
 DAY_S = 86_400
+
+
+class FileForm(BaseModel):
+    """Beside the file."""
+
+    purpose: Literal["batch"] = Field(description=f"'{PURPOSE}'")
+    expires_after: ExpiresAfter | None = Field(None, description=EXPIRY)
+
+    def kept_s(self, retention_s: float) -> float:
+        return retention_s if self.expires_after is None else self.expires_after.seconds
 
 
 class StoredFile(Answer):
@@ -104,7 +116,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
                 now_s,
                 max_bytes=MOST_FILE_BYTES,
                 quota_bytes=service.config.max_stored_bytes,
-                expires_at=lambda: now_s + (_expiry_s(upload.fields) or retention_s),
+                expires_at=lambda: now_s + _read_form(upload.fields).kept_s(retention_s),
             )
         return respond(file_shape(file))
 
@@ -182,34 +194,16 @@ def file_shape(file: File) -> StoredFile:
 def _checked(upload: Upload) -> Iterator[bytes]:
     """The content; fields may follow it, as OpenAI's clients send them in the order of the call. An
     error raised here leaves nothing in the store."""
-    if "purpose" in upload.fields:
-        _require_purpose(upload.fields)
+    if (purpose := upload.fields.get("purpose")) is not None:
+        of_schema({"purpose": purpose}, FileForm)
     yield from upload.content
-    _require_purpose(upload.fields)
+    _read_form(upload.fields)
 
 
-def _require_purpose(fields: dict[str, str]) -> None:
-    given = fields.get("purpose")
-    if given != PURPOSE:
-        raise ApiError(
-            400,
-            f"field 'purpose' must be '{PURPOSE}', "
-            + ("it is missing" if given is None else f"got {show(given)}"),
-            param="purpose",
-        )
-
-
-def _expiry_s(fields: dict[str, str]) -> int | None:
-    anchor, seconds = (fields.get(f"expires_after[{part}]") for part in ("anchor", "seconds"))
-    if anchor is None and seconds is None:
-        return None
-    found = re.fullmatch(r"[0-9]{1,9}", seconds or "")
-    if anchor != "created_at" or not found or not LEAST_EXPIRY_S <= int(found[0]) <= MOST_EXPIRY_S:
-        raise ApiError(
-            400,
-            "fields 'expires_after[anchor]' and 'expires_after[seconds]' must be 'created_at' and "
-            f"a whole number from {LEAST_EXPIRY_S} to {MOST_EXPIRY_S}, got {show(anchor)} and "
-            f"{show(seconds)}",
-            param="expires_after",
-        )
-    return int(found[0])
+def _read_form(fields: Mapping[str, str]) -> FileForm:
+    """Raises ApiError."""
+    parts = {part: fields.get(f"expires_after[{part}]") for part in ("anchor", "seconds")}
+    expiry: dict[str, Any] = {part: text for part, text in parts.items() if text is not None}
+    if re.fullmatch(r"[0-9]{1,9}", expiry.get("seconds", "")):
+        expiry["seconds"] = int(expiry["seconds"])
+    return of_schema({**fields, "expires_after": expiry or None}, FileForm)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from flask import Request
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.http.errors import ApiError, show
 from api.openapi import Answer
@@ -15,12 +15,19 @@ from deferred.entities import Base, Batch, File, Order, Page
 
 ORDERS: tuple[Order, ...] = ("asc", "desc")
 AFTER = {"after": {"type": "string"}}  # of an address, in the OpenAPI document
-Anchor = Literal["created_at"]
 LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 2_592_000  # OpenAI's: an hour, 30 days
 EXPIRY = (
     f"an object: anchor ('created_at') and seconds (a whole number from {LEAST_EXPIRY_S} to "
     f"{MOST_EXPIRY_S})"
 )
+
+
+class ExpiresAfter(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
+
 
 Time = Annotated[int, BeforeValidator(int)]  # of a store's fraction, in a response
 Record = TypeVar("Record", File, Batch)

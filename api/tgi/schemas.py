@@ -10,12 +10,11 @@ import functools
 import heapq
 import logging
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.http.errors import ApiError, show
+from api.http.errors import ApiError, explain, show
 from api.limits import (
     COOLEST,
     FRESH_SEED_BITS,
@@ -143,27 +142,17 @@ def parse(data: dict[str, Any], schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise InvalidError("; ".join(_explain(error, schema))) from None
+        found = error.errors(include_url=False)
+        inner = [one for one in found if one["loc"][0] == "parameters" and len(one["loc"]) > 1]
+        said = explain([one for one in found if one not in inner], schema)
+        for one in inner:
+            one["loc"] = one["loc"][1:]
+        raise InvalidError("; ".join(filter(None, (said, explain(inner, Parameters))))) from None
 
 
 @functools.lru_cache(UNKNOWN_TOLD)
 def _tell_unknown(name: str) -> None:
     log.info("TGI's API has no field %s; it is ignored", show(name))
-
-
-def _explain(error: ValidationError, schema: type[BaseModel]) -> Sequence[str]:
-    sentences = {}
-    for found in error.errors(include_url=False, include_context=False):
-        path = [str(part) for part in found["loc"]]
-        inner = path[0] == "parameters" and len(path) > 1
-        name = path[1] if inner else path[0]
-        field = (Parameters if inner else schema).model_fields[name]
-        if found["type"] == "missing":
-            sentences[name] = f"`{name}` is missing; it must be {field.description}"
-        else:
-            got = show(found["input"])
-            sentences.setdefault(name, f"`{name}` must be {field.description}. Given: {got}")
-    return list(sentences.values())
 
 
 def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:

@@ -95,7 +95,7 @@ def test_limits_are_those_of_the_options() -> None:
 def test_unknown_fields_and_nulls_are_ignored_and_no_inputs_are_not(client: FlaskClient) -> None:
     for path in PATHS:
         for wrong, said in (({}, "is missing; it must be"), ({"inputs": 5}, "must be a string")):
-            assert f"`inputs` {said}" in client.post(path, json=wrong).get_json()["error"]
+            assert f"field 'inputs' {said}" in client.post(path, json=wrong).get_json()["error"]
     parameters: Json = dict.fromkeys(("best_of", "temperature", "stop", "watermark", "grammar"))
     parameters |= {"max_new_tokens": 3, "max_length": 9}
     body = {"inputs": "abc", "options": {"use_cache": False}, "parameters": parameters}

@@ -155,7 +155,7 @@ def test_official_clients_skip_comments_and_raise_their_own_error_of_a_failure(
             server.reaches(running=0, waiting=0)
 
 
-NAMES = ("apis", "openai", "responses", "tgi", "deferred")
+NAMES = ("apis", "openai", "tgi", "deferred")
 PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in NAMES]
 FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 README = FENCED.findall((ROOT / "README.md").read_text())
