@@ -30,38 +30,20 @@ from api.openapi import plain_errors
 from batching import BatchingManager
 from deferred.jobs import Jobs
 from seams import PHASES, End
-from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
+from telemetry.stats import (
+    CLASSES,
+    OF_DURATIONS,
+    OF_DURATIONS_BY_KEY,
+    OF_LENGTHS,
+    OF_TOTALS,
+    Distributions,
+    Histogram,
+    Stats,
+    Totals,
+)
 
 LENGTH_BUCKETS = 100
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
-# of one request each, in seconds: the field of Distributions, its label, and the text
-DURATIONS = {
-    "tgi_request_duration": ("latency", None, "From arrival to end, in seconds like all durations"),
-    "tgi_request_validation_duration": ("validation", None, "From arrival to the queue"),
-    "tgi_request_queue_duration": ("queue", None, "From arrival to admission"),
-    "tgi_request_inference_duration": ("inference", None, "From admission to end"),
-    "tgi_request_mean_time_per_token_duration": (
-        "per_token",
-        None,
-        "From admission to end, per generated token",
-    ),
-    "eb_request_prefill_seconds": ("prefill", None, "From admission to first token"),
-    "eb_request_decode_seconds": ("decode", None, "From first token to last"),
-    "eb_time_to_first_token_seconds": ("ttft", "class", "From arrival to first token"),
-    "eb_inter_token_seconds": ("inter_token", "class", "Between two tokens of a request"),
-    "tgi_batch_inference_duration": ("iterations", "method", "An iteration"),
-    "tgi_batch_forward_duration": (
-        "iterations",
-        "method",
-        "An iteration; forward pass and sampling are one here",
-    ),
-}
-LENGTHS = {
-    "tgi_request_input_length": ("prompt_tokens", "Tokens of the prompt"),
-    "tgi_request_max_new_tokens": ("max_tokens", "Requested tokens"),
-    "tgi_request_generated_tokens": ("generated", "Tokens generated"),
-}
-
 # our names: vLLM's, for which Gateway API's inference extension, llm-d, rules of autoscalers and
 # vLLM's dashboards look. The extension's protocol asks for the first three; older dashboards read
 # the names behind.
@@ -119,8 +101,8 @@ def families(stats: Stats, manager: BatchingManager) -> list[Metric]:
     return [
         *_of_requests(totals, distributions),
         *_of_tokens(totals, distributions),
-        *_of_iterations(distributions, manager.failed_iterations),
-        *_histograms(totals, distributions, manager),
+        *_of_iterations(totals, distributions, manager),
+        *_declared(totals, distributions, manager),
         *_gauges(manager),
     ]
 
@@ -135,7 +117,6 @@ def _of_requests(totals: Totals, distributions: Distributions) -> Iterator[Metri
     failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
     failures |= {why: totals.count(end) for end, why in FAILED.items()}
     yield _counter("tgi_request_failure", "Requests without a response, by reason", failures, "err")
-    yield _counter("eb_preemptions", "Preempted requests", {(): totals.preemptions})
     yield _counter(
         "eb_cancelled", "Requests whose client disconnected", {(): totals.count("cancelled")}
     )
@@ -144,17 +125,10 @@ def _of_requests(totals: Totals, distributions: Distributions) -> Iterator[Metri
 
 
 def _of_tokens(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
-    for name, which, tokens in (
-        ("looked_up", "looked up", totals.looked_up_tokens),
-        ("hit", "found", totals.hit_tokens),
-    ):
-        text = f"Prompt tokens {which} in the prefix cache"
-        yield _counter(f"eb_prefix_cache_{name}_tokens", text, {(): tokens})
     deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
     yield _counter("eb_deferred_tokens", "Tokens of deferred requests", deferred, "kind")
     prompts = sum(size * times for size, times in distributions.prompt_tokens.items())
     yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", {(): prompts})
-    yield _counter("eb_generated_tokens", "Generated tokens", {(): totals.generated})
     drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
     yield _counter("eb_drafts", "Drafts computed", drafts, "kind")
     positions = {
@@ -165,8 +139,11 @@ def _of_tokens(totals: Totals, distributions: Distributions) -> Iterator[Metric]
     yield _counter("eb_positions", "Positions computed", positions, "kind")
 
 
-def _of_iterations(distributions: Distributions, failed: Mapping[str, int]) -> Iterator[Metric]:
-    well = {method: sum(distributions.iterations[method].counts) for method in PHASES}
+def _of_iterations(
+    totals: Totals, distributions: Distributions, manager: BatchingManager
+) -> Iterator[Metric]:
+    durations, failed = distributions.iterations, manager.failed_iterations
+    well = {method: sum(durations[method].counts) for method in PHASES}
     badly = {method: failed.get(method, 0) for method in PHASES}
     calls = {method: well[method] + badly[method] for method in PHASES}
     for end, text, values in (
@@ -175,21 +152,8 @@ def _of_iterations(distributions: Distributions, failed: Mapping[str, int]) -> I
         ("failure", "Iterations in which the model failed", badly),
     ):
         yield _counter(f"tgi_batch_inference_{end}", text, values, "method")
-
-
-def _histograms(
-    totals: Totals, distributions: Distributions, manager: BatchingManager
-) -> Iterator[Metric]:
-    for name, (field, label, text) in DURATIONS.items():
-        found = getattr(distributions, field)
-        by = {(): found} if label is None else found
-        values = {key: (one.cumulated(), one.sum) for key, one in by.items()}
-        yield _histogram(name, text, values, *([label] if label else []))
-    if manager.model is not None:
-        most = manager.model.context
-        bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
-        for name, (field, text) in LENGTHS.items():
-            yield _of_counts(name, text, bounds, getattr(distributions, field))
+    text = "An iteration; forward pass and sampling are one here"
+    yield _histogram("tgi_batch_forward_duration", text, _buckets(durations), "method")
     most_drafts = 0 if manager.speculation is None else manager.speculation.most
     text, drafts = "Accepted drafts of a row in an iteration", range(most_drafts + 1)
     yield _of_counts("tgi_request_skipped_tokens", text, drafts, distributions.accepted)
@@ -197,11 +161,31 @@ def _histograms(
     yield _of_counts("tgi_batch_next_size", text, sizes, totals.iterations)
 
 
+def _declared(
+    totals: Totals, distributions: Distributions, manager: BatchingManager
+) -> Iterator[Metric]:
+    for field, (name, text) in OF_TOTALS.items():
+        yield _counter(name, text, {(): getattr(totals, field)})
+    for field, (name, text) in OF_DURATIONS.items():
+        yield _histogram(name, text, _buckets({(): getattr(distributions, field)}))
+    for field, (name, text, label) in OF_DURATIONS_BY_KEY.items():
+        yield _histogram(name, text, _buckets(getattr(distributions, field)), label)
+    if manager.model is not None:
+        width = manager.model.context / LENGTH_BUCKETS
+        bounds = [width * i for i in range(1, LENGTH_BUCKETS + 1)]
+        for field, (name, text) in OF_LENGTHS.items():
+            yield _of_counts(name, text, bounds, getattr(distributions, field))
+
+
+def _buckets(histograms: Mapping[Any, Histogram]) -> Mapping[Any, Any]:
+    return {key: (one.cumulated(), one.sum) for key, one in histograms.items()}
+
+
 def _of_counts(name: str, text: str, bounds: Iterable[float], counts: Mapping[int, int]) -> Metric:
     histogram = Histogram(list(map(float, bounds)))
     for value, times in counts.items():
         histogram.observe(value, times)
-    return _histogram(name, text, {(): (histogram.cumulated(), histogram.sum)})
+    return _histogram(name, text, _buckets({(): histogram}))
 
 
 def _gauges(manager: BatchingManager) -> Iterator[Metric]:

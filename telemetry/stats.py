@@ -1,10 +1,11 @@
 """Statistics of a server: receives the records of requests and iterations, and aggregates them on
 request. The sums behind `/stats` and `/metrics` are the same.
 
-A figure is declared as a field of `Totals` or `Distributions`, and `Stats` adds to it. Receiving
-is a few additions in the loop's thread; sorting and counting happen in the reader's thread. Memory
-is bounded: totals cover everything, percentiles and lists the newest records of the window since
-the last reset. No torch, no clock: times come with the records.
+A figure is declared as a field of `Totals` or `Distributions`, with its name in `/metrics` in a
+table behind them, and `Stats` adds to it. Receiving is a few additions in the loop's thread;
+sorting and counting happen in the reader's thread. Memory is bounded: totals cover everything,
+percentiles and lists the newest records of the window since the last reset. No torch, no clock:
+times come with the records.
 """
 
 from __future__ import annotations
@@ -104,6 +105,40 @@ class Totals:
             for (service_class, end), times in self.ended.items()
             if end in ends and of in (None, service_class)
         )
+
+
+# what `/metrics` shows of these fields as they are: its name, text, and label where it has keys
+OF_TOTALS = {
+    "preemptions": ("eb_preemptions", "Preempted requests"),
+    "looked_up_tokens": (
+        "eb_prefix_cache_looked_up_tokens",
+        "Prompt tokens looked up in the prefix cache",
+    ),
+    "hit_tokens": ("eb_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
+    "generated": ("eb_generated_tokens", "Generated tokens"),
+}
+OF_DURATIONS = {
+    "latency": ("tgi_request_duration", "From arrival to end, in seconds like all durations"),
+    "validation": ("tgi_request_validation_duration", "From arrival to the queue"),
+    "queue": ("tgi_request_queue_duration", "From arrival to admission"),
+    "inference": ("tgi_request_inference_duration", "From admission to end"),
+    "per_token": (
+        "tgi_request_mean_time_per_token_duration",
+        "From admission to end, per generated token",
+    ),
+    "prefill": ("eb_request_prefill_seconds", "From admission to first token"),
+    "decode": ("eb_request_decode_seconds", "From first token to last"),
+}
+OF_DURATIONS_BY_KEY = {
+    "ttft": ("eb_time_to_first_token_seconds", "From arrival to first token", "class"),
+    "inter_token": ("eb_inter_token_seconds", "Between two tokens of a request", "class"),
+    "iterations": ("tgi_batch_inference_duration", "An iteration", "method"),
+}
+OF_LENGTHS = {
+    "prompt_tokens": ("tgi_request_input_length", "Tokens of the prompt"),
+    "max_tokens": ("tgi_request_max_new_tokens", "Requested tokens"),
+    "generated": ("tgi_request_generated_tokens", "Tokens generated"),
+}
 
 
 class Queue(Protocol):
