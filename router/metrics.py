@@ -126,7 +126,7 @@ class _State(Collector):
                 ("breaker_state", "0 closed, 1 half-open, 2 open"),
                 ("latency_seconds", "Moving average of the time to first byte"),
                 ("outstanding_tokens", "Tokens to compute; a generated one counts twice"),
-                ("tokens_per_second", "Measured rate in these tokens; 0: not known"),
+                ("tokens_per_second", "That a request alone would get, as measured; 0: not known"),
                 ("told_waiting", "Requests that the upstream said are waiting"),
                 ("told_running", "Requests that the upstream said are running"),
                 ("told_free_blocks", "Blocks of KV memory that the upstream said are free"),
@@ -140,7 +140,7 @@ class _State(Collector):
             gauges["latency_seconds"].add_metric([upstream.url], upstream.latency_s or 0.0)
             load = upstream.load
             gauges["outstanding_tokens"].add_metric([upstream.url], load.work(now))
-            rate = load.known_rate(now) or 0.0
+            rate = load.rate or 0.0
             gauges["tokens_per_second"].add_metric([upstream.url], rate)
             for name, count in load.told.items():
                 gauges[f"told_{name}"].add_metric([upstream.url], count)

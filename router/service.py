@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import socket
 from dataclasses import replace
@@ -53,7 +54,8 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         config.tokens_per_minute,
     )
     turns = ORDERS[config.queue_order]()
-    dispatcher = AsyncDispatcher(Upstreams(), POLICIES[config.policy](), limits, turns)
+    policy = POLICIES[config.policy](random.Random())
+    dispatcher = AsyncDispatcher(Upstreams(), policy, limits, turns)
     metrics = Metrics(dispatcher, workers)
     pool = Pool(config.connect_timeout)
     buffers = BufferLimit(workers.share(config.max_held_bytes))

@@ -220,7 +220,7 @@ class Admin:
             "limit": upstream.spec.limit,
             "latency_s": upstream.latency_s,
             "outstanding_tokens": upstream.load.work(now),
-            "tokens_per_s": upstream.load.known_rate(now),
+            "tokens_per_s": upstream.load.rate,
             "told": upstream.load.told,
             "breaker": upstream.breaker.state(now).name.lower(),
             "paused_s": max(0.0, upstream.paused_until - now),

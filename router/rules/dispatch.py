@@ -76,7 +76,7 @@ class Dispatcher:
         """The first byte of the answer has arrived. `load`: what the upstream told of its own."""
         upstream = request.placed_on()
         upstream.load.tell(load, now)
-        request.work.proceed(0, first=True)
+        request.work.begin(now)
         if not request.deferred:  # a server may pause those for any time
             upstream.observe_latency(now - request.placed_at)
         upstream.breaker.began(request.epoch)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from router.rules.breaker import Breaker
+from router.rules.load import Slowdown, UpstreamLoad
 from router.rules.responses import mark_in, mark_of
 from router.rules.upstream import Spec, Upstream
 
@@ -20,6 +21,7 @@ class Upstreams:
     def __init__(self) -> None:
         self._by_url: dict[str, Upstream] = {}
         self._removed: dict[str, Upstream] = {}
+        self._slowdown = Slowdown()
         self.unresolved: set[str] = set()
 
     def __iter__(self) -> Iterator[Upstream]:
@@ -38,7 +40,9 @@ class Upstreams:
     def add(self, spec: Spec, source: str) -> Upstream:
         """Adds an upstream, or restores a draining or removed one with the new spec and its old
         source."""
-        upstream = self.remembered(spec.url) or Upstream(spec, source, Breaker(BREAKER_OPEN_S))
+        upstream = self.remembered(spec.url) or Upstream(
+            spec, source, Breaker(BREAKER_OPEN_S), UpstreamLoad(self._slowdown)
+        )
         upstream.draining, upstream.spec = False, spec
         self._removed.pop(spec.url, None)
         self._by_url[spec.url] = upstream

@@ -4,30 +4,35 @@ Work is counted in tokens as in VTC: 1 for each of the prompt, 2 for each genera
 counts from the moment at which its server is chosen, so a burst does not pile onto one server; what
 its answer shows to be done is taken off.
 
-The rate of a server is measured as BBR measures that of a path (Cardwell et al., ACM Queue 2016):
-the work done between the choice and the end of a request, by all requests, over that time. A server
-with little to do shows less than it could, so a sample at fewer requests counts only if it raises
-the rate.
+A server's rate is the tokens a second that a request alone would get. It is measured at any load,
+and corrected for the requests beside it: with n of them a token takes n ** s times as long, where s
+is between 0 (a batch costs nothing) and 1 (the server is full). The exponent is learned from how
+the times of each server vary with n, over all servers. So on servers whose rates are r, tokens are
+equally fast if the work is in proportion to r ** (1 / s), the capacities.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN, cost
+from scheduling.policies.orders.vtc import cost
 
 HEADER = "X-Engine-Load"
 _FIGURE = re.compile(r"(waiting|running|free_blocks)=(\d{1,9})\b")
 _USAGE = re.compile(rb'"(prompt|input|completion|output|generated)_tokens"\s*:\s*(\d{1,9})\b')
-# Weight of a new sample in a moving average.
-WEIGHT = 0.1
-# A rate without a sample for so long says nothing any more: the server may have recovered.
-RATE_KEPT_S = 60.0
-# After so long, half of the work that a server has from others is taken to be done.
-FOREIGN_HALVED_S = 2.0
+# Weights of a new sample in a moving average.
+WEIGHT, RATE_WEIGHT, SLOPE_WEIGHT = 0.1, 0.02, 0.01
+# With a smaller one, errors of measured rates would count for more than differences of load.
+LEAST_EXPONENT = 0.5
+# A rate counts as the mean of all until it has about so many samples, of at most so many.
+DOUBTED_SAMPLES, MOST_SAMPLES = 5.0, 100.0
+CERTAINTY_HALVED_S = 60.0
+# Work of others: the weight of what an answer tells, and after how long half of it counts as done.
+FOREIGN_WEIGHT, FOREIGN_HALVED_S = 0.05, 10.0
 # A response that is longer than expected goes on for this part of what was expected.
 LEFT_AT_LEAST = 0.25
 # Before anything was learned: bytes of the body's JSON in a token, tokens of a response.
@@ -51,6 +56,14 @@ def usage_in(answer: bytes) -> StatedUsage | None:
     prompt = found.get(b"prompt", found.get(b"input", 0))
     generated = found.get(b"completion", found.get(b"output", found.get(b"generated", 0)))
     return StatedUsage(prompt, generated) if found else None
+
+
+class Moment(NamedTuple):
+    at: float
+    request_seconds: float  # of the server until then
+
+
+START = Moment(0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -92,8 +105,8 @@ class RequestWork:
     spent: StatedUsage = NOTHING  # by the last attempt that has ended
     _load: UpstreamLoad | None = None  # of the server that does it
     _left: float = 0.0
-    _done: float = 0.0
-    _at_start: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    _started: Moment = START
+    _began: Moment | None = None
 
     @property
     def total(self) -> float:
@@ -102,64 +115,86 @@ class RequestWork:
     def start(self, load: UpstreamLoad, now: float) -> None:
         """Its server was chosen."""
         load.pass_time(now, 1)
-        self._load, self._left, self._done, self.generated = load, self.total, 0.0, 0
-        self._at_start = (now, load.delivered, load.request_seconds)
+        self._load, self._left, self.generated, self._began = load, self.total, 0, None
+        self._started = Moment(now, load.request_seconds)
         load.outstanding += self._left
 
-    def proceed(self, events: int, *, first: bool = False) -> None:
-        """Events of its answer have come, each of which usually has a token. The first byte
-        (`first`) shows that the prompt is computed."""
-        load = self._load
-        if load is None:
-            return
+    def begin(self, now: float) -> None:
+        """The first byte of the answer shows that the prompt is computed."""
+        if self._load is not None and self._began is None:
+            self._load.pass_time(now, 0)
+            self._began = Moment(now, self._load.request_seconds)
+            self._do(cost(self.prompt, 0))
+
+    def proceed(self, events: int) -> None:
+        """Events of the answer have come, each of which usually has a token."""
         self.generated += events
-        done = GENERATED_TOKEN * events + (PROMPT_TOKEN * self.prompt if first else 0.0)
-        self._done += done
-        load.delivered += done
-        left = max(self._left - done, GENERATED_TOKEN * self.output * LEFT_AT_LEAST)
-        if left < self._left:
-            load.outstanding -= self._left - left
+        self._do(cost(0, events))
+
+    def _do(self, done: float) -> None:
+        left = max(self._left - done, LEFT_AT_LEAST * cost(0, self.output))
+        if self._load is not None and left < self._left:
+            self._load.outstanding -= self._left - left
             self._left = left
 
     def end(self, now: float, usage: StatedUsage | None, *, complete: bool) -> None:
         """Its server is done with it. Without `usage` a complete answer that was no stream is taken
         to be as long as expected."""
-        load = self._load
+        load, self._load = self._load, None
         if load is None:
             return
-        self._load = None
         load.pass_time(now, -1)
         # what is rounded away adds up to nothing
         load.outstanding = max(0.0, load.outstanding - self._left) if load.requests else 0.0
-        prompt = round(self.prompt) if complete or self._done else 0
+        prompt = round(self.prompt) if complete or self._began else 0
         self.spent = StatedUsage(prompt, self.generated)
         if complete:
             self.spent = usage or StatedUsage(prompt, self.generated or round(self.output))
-            load.delivered += cost(*self.spent) - self._done
-        start, delivered, request_seconds = self._at_start
-        if complete and now > start:
-            seconds = now - start
-            load.measure(
-                (load.delivered - delivered) / seconds,
-                (load.request_seconds - request_seconds) / seconds,
-                now,
-            )
+            self._measure(load, now)
+
+    def _measure(self, load: UpstreamLoad, now: float) -> None:
+        """The time of a token: from the first byte on, unless the answer came as a whole."""
+        began, started = self._began or self._started, self._started
+        since = began if now - began.at > began.at - started.at else started
+        tokens, seconds = self.spent.generated or self.spent.prompt, now - since.at
+        if tokens and seconds:
+            requests = (load.request_seconds - since.request_seconds) / seconds
+            load.measure(seconds / tokens, requests, now)
+
+
+@dataclass(slots=True)
+class Slowdown:
+    """How much requests slow each other down, over all servers: the slope of the logarithm of a
+    request's time on that of the number of requests, within each server."""
+
+    _covariance: float = 0.05
+    _variance: float = 0.1
+
+    @property
+    def exponent(self) -> float:
+        return min(1.0, max(0.0, self._covariance / self._variance))
+
+    def learn(self, requests: float, time: float) -> None:
+        """Both as logarithms, less the server's mean."""
+        self._covariance += SLOPE_WEIGHT * (requests * time - self._covariance)
+        self._variance += SLOPE_WEIGHT * (requests * requests - self._variance)
 
 
 @dataclass(slots=True)
 class UpstreamLoad:
-    """The load of one server. `outstanding`: the work of this router's requests. `rate`: work done
-    in a second, with the number of requests at which it was measured; None until then."""
+    """The load of one server. `outstanding`: the work of this router's requests. `told`: by the
+    server, of waiting and running requests and free blocks."""
 
+    slowdown: Slowdown = field(default_factory=Slowdown)
     outstanding: float = 0.0
-    rate: float | None = None
-    told: dict[str, int] = field(default_factory=dict)  # by the server: waiting, running, blocks
-    delivered: float = 0.0  # work, since the start
-    request_seconds: float = 0.0  # the time of all requests together
-    _concurrency: float = 0.0
+    told: dict[str, int] = field(default_factory=dict)
     requests: int = 0
+    request_seconds: float = 0.0  # the time of all requests together
     _passed: float = 0.0
     _measured: float = 0.0
+    _samples: float = 0.0
+    _requests_log: float = 0.0  # moving averages
+    _time_log: float = 0.0  # of a token
     _foreign: float = 0.0  # work of others
     _told_at: float = 0.0
 
@@ -169,14 +204,29 @@ class UpstreamLoad:
         self.requests += more
         self._passed = now
 
-    def measure(self, rate: float, concurrency: float, now: float) -> None:
-        """A sample of its rate, at so many requests on average."""
-        if self.rate is None or now - self._measured > RATE_KEPT_S:
-            self.rate, self._concurrency, self._measured = rate, concurrency, now
-        elif rate > self.rate or concurrency >= self._concurrency:
-            self.rate += WEIGHT * (rate - self.rate)
-            self._concurrency += WEIGHT * (concurrency - self._concurrency)
-            self._measured = now
+    def measure(self, token_s: float, requests: float, now: float) -> None:
+        """A request took so long for a token, among so many requests on average."""
+        time_log, requests_log = math.log(token_s), math.log(requests)
+        self._samples = min(MOST_SAMPLES, self.certainty(now) + 1)
+        self._measured = now
+        more_s, more = time_log - self._time_log, requests_log - self._requests_log
+        weight = max(RATE_WEIGHT, 1 / self._samples)
+        self._time_log += weight * more_s
+        self._requests_log += weight * more
+        if self._samples > 1:
+            self.slowdown.learn(more, more_s)
+
+    @property
+    def rate(self) -> float | None:
+        """None if it was never measured."""
+        if not self._samples:
+            return None
+        return math.exp(self.slowdown.exponent * self._requests_log - self._time_log)
+
+    def certainty(self, now: float) -> float:
+        """Of the rate: how many samples it is worth. The server may have changed since the last."""
+        halvings: float = (now - self._measured) / CERTAINTY_HALVED_S
+        return self._samples * math.pow(0.5, halvings)
 
     def tell(self, header: str, now: float) -> None:
         """The server told what it has. What is more than this router's requests is others'."""
@@ -184,16 +234,31 @@ class UpstreamLoad:
         if "running" not in self.told or not self.requests:
             return
         foreign = self.told["running"] + self.told.get("waiting", 0) - self.requests
-        self._foreign = max(0, foreign) * self.outstanding / self.requests
+        mean = self.outstanding / self.requests
+        self._foreign = self._faded(now)
+        self._foreign += FOREIGN_WEIGHT * (max(0, foreign) * mean - self._foreign)
         self._told_at = now
 
     def work(self, now: float) -> float:
         """All that it has to do, others' requests included."""
-        if not self._foreign:
-            return self.outstanding
-        halvings: float = (now - self._told_at) / FOREIGN_HALVED_S
-        return self.outstanding + self._foreign * math.pow(0.5, halvings)
+        return self.outstanding + self._faded(now)
 
-    def known_rate(self, now: float) -> float | None:
-        """None if it was never measured, or not for long."""
-        return self.rate if now - self._measured <= RATE_KEPT_S else None
+    def _faded(self, now: float) -> float:
+        halvings: float = (now - self._told_at) / FOREIGN_HALVED_S
+        return self._foreign * math.pow(0.5, halvings) if self._foreign else 0.0
+
+
+def capacities(loads: Sequence[UpstreamLoad], now: float) -> list[float] | None:
+    """None if no rate is known. One that is not certain is nearer to the others' mean."""
+    measured = [(load.certainty(now), math.log(load.rate)) if load.rate else None for load in loads]
+    known = [each for each in measured if each is not None]
+    total = sum(certainty for certainty, _ in known)
+    if not total:
+        return None
+    mean = sum(certainty * rate for certainty, rate in known) / total
+    found = []
+    for load, each in zip(loads, measured, strict=True):
+        certainty, rate = each or (0.0, mean)
+        more = (rate - mean) * certainty / (certainty + DOUBTED_SAMPLES)
+        found.append(math.exp(more / max(LEAST_EXPONENT, load.slowdown.exponent)))
+    return found

@@ -9,12 +9,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from router.rules.load import capacities
 from router.rules.request import RoutedRequest
 from router.rules.upstream import Upstream
 
 # No server gets a request for its prefix's sake beyond this multiple of the mean load.
 BOUND = 1.25
-# Requests after which the counts of prefixes are halved, and below which no share is believed.
+# Prefixes that are counted, and requests below which no share is believed.
 MOST_COUNTED, LEAST_COUNTED = 4096, 32
 
 
@@ -65,32 +66,20 @@ class PowerOfTwo:
 
 
 class LeastTokens:
-    """The upstream that would be done with the request first: outstanding work over the rate at
-    which it does work. One whose rate is not known counts as an average one. As long as no rate is
-    known, the one with less work of two random ones."""
+    """The upstream whose tokens would be the fastest: with the least work, the request's own
+    included, for its capacity. While no capacity is known, the less loaded of two random ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
-        rates = known_rates(free, now)
-        if rates is None:
+        known = capacities([u.load for u in free], now)
+        if known is None:
             pair = self._rng.sample(free, min(2, len(free)))
             return min(pair, key=lambda u: (u.load.work(now), work(u)))
         own = request.work.total
-
-        def done_s(at: int) -> tuple[float, float]:
-            return (free[at].load.work(now) + own) / rates[at], free[at].latency_s or 0.0
-
-        return free[min(range(len(free)), key=done_s)]
-
-
-def known_rates(free: Sequence[Upstream], now: float) -> list[float] | None:
-    """Where one is not known, the mean of the others; None if none is known."""
-    rates = [u.load.known_rate(now) for u in free]
-    known = [rate for rate in rates if rate]
-    mean = sum(known) / len(known) if known else 0.0
-    return [rate or mean for rate in rates] if known else None
+        loads = [(u.load.work(now) + own) / c for u, c in zip(free, known, strict=True)]
+        return free[loads.index(min(loads))]
 
 
 class PrefixAffinity:
@@ -121,28 +110,32 @@ class PrefixAffinity:
         chosen = owners[0] if len(owners) == 1 else self._least.choose(owners, request, now)
         if len(owners) == len(free):
             return chosen
-        rates = known_rates(free, now) or [1.0] * len(free)
-        loads = {u: u.load.work(now) / rate for u, rate in zip(free, rates, strict=True)}
-        bound = BOUND * (sum(u.load.work(now) for u in free) + request.work.total) / sum(rates)
-        accepting = (u for u in [chosen, *order] if loads[u] <= bound)
-        return next(accepting, chosen)
+        works = [u.load.work(now) for u in free]
+        known = capacities([u.load for u in free], now) or [1.0] * len(free)
+        bound = BOUND * (sum(works) + request.work.total) / sum(known)
+        full = {u for u, w, c in zip(free, works, known, strict=True) if w > bound * c}
+        return next((u for u in [chosen, *order] if u not in full), chosen)
 
 
 class Shares:
-    """Which part of the requests had a prefix. Old ones count less; what was seen once is forgotten
-    first. The same for every router that has the same requests."""
+    """Which part of the requests has a prefix, since it was first seen. Of too many prefixes, those
+    that were seen once are forgotten, and the others' past counts half."""
 
     def __init__(self) -> None:
-        self.total = 0.0
-        self._counts: dict[int, float] = {}
+        self.total = 0
+        self._seen: dict[int, tuple[float, float]] = {}  # requests, and the total before them
 
     def add(self, prefix: int) -> float:
         """Counts one more request; returns the share."""
-        self._counts[prefix] = self._counts.get(prefix, 0) + 1
-        if len(self._counts) > MOST_COUNTED or self.total > MOST_COUNTED:
-            self._counts = {k: n / 2 for k, n in self._counts.items() if n >= 2}
-            self.total /= 2
-        return self._counts.get(prefix, 1) / max(self.total, LEAST_COUNTED)
+        count, before = self._seen.get(prefix, (0.0, self.total - 1.0))
+        self._seen[prefix] = count + 1, before
+        if len(self._seen) > MOST_COUNTED:
+            self._seen = {
+                key: (n / 2, (since + self.total) / 2)
+                for key, (n, since) in self._seen.items()
+                if n >= 2
+            }
+        return (count + 1) / max(self.total - before, LEAST_COUNTED)
 
 
 def rendezvous(prefix: int, mark: int) -> int:
@@ -153,10 +146,10 @@ def rendezvous(prefix: int, mark: int) -> int:
     return mixed ^ mixed >> 31
 
 
-POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
-    "least-work": LeastWork,
-    "least-tokens": lambda: LeastTokens(random.Random()),
-    "round-robin": RoundRobin,
-    "power-of-two": lambda: PowerOfTwo(random.Random()),
-    "prefix": lambda: PrefixAffinity(random.Random()),
+POLICIES: dict[str, Callable[[random.Random], RoutingPolicy]] = {
+    "least-work": lambda rng: LeastWork(),
+    "least-tokens": LeastTokens,
+    "round-robin": lambda rng: RoundRobin(),
+    "power-of-two": PowerOfTwo,
+    "prefix": PrefixAffinity,
 }

@@ -45,9 +45,9 @@ class Upstream:
     spec: Spec
     source: str
     breaker: Breaker
+    load: UpstreamLoad = field(default_factory=UpstreamLoad)
     configured: Spec = field(init=False)
     mark: int = field(init=False)  # the same in every router
-    load: UpstreamLoad = field(default_factory=UpstreamLoad)
     budget: RetryBudget = field(default_factory=RetryBudget)
     models: Mapping[str, bytes] = field(default_factory=dict)
     in_flight: int = 0
