@@ -20,21 +20,21 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8707,
-    "benchmarks": 5917,
+    "benchmarks": 6167,
     "client": 8243,
     "deferred": 3154,
     "kernels": 1368,
     "learn": 1200,
     "model_server": 2408,
     "models": 2416,
-    "router": 5458,
+    "router": 5522,
     "runtime": 5732,
     "scheduling": 2525,
     "tests": 29960,
     "text": 2035,
     "others": 8545,
 }
-PRODUCT_LINES = 42348  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42412  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
