@@ -161,7 +161,12 @@ FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 README = FENCED.findall((ROOT / "README.md").read_text())
 EXAMPLES = [
     *((language, body) for language, body in README if body.startswith(("from ", "curl "))),
-    *(example for page in PAGES[:-1] for example in FENCED.findall(page)),
+    *(
+        (language, body)
+        for page in PAGES[:-1]
+        for language, body in FENCED.findall(page)
+        if '"smollm2"' not in body  # these call tools, which the embedded model cannot
+    ),
     *((language, body) for language, body in FENCED.findall(PAGES[-1]) if language == "python"),
 ]
 
