@@ -28,7 +28,8 @@ PER_S = 20.0  # of one address
 AT_ONCE = 20  # refusals that are not late
 MOST_LATE_S = 5.0
 MOST_ADDRESSES = 4096
-UNPACED = (408, 429)  # its client has waited, or is not at fault
+# statuses of refusals; the clients of 408 and 429 have waited, or are not at fault
+PACED = frozenset(range(400, 500)) - {408, 429}
 
 
 def request_id(given: str | None, prefix: str = "") -> str:
@@ -77,10 +78,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
-
-
-def is_paced(status: int) -> bool:
-    return 400 <= status < 500 and status not in UNPACED
 
 
 class Pace:

@@ -16,11 +16,10 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from flask import Request, current_app
-from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from api.http.errors import ApiError, busy, chunk_error, explain, show
+from api.http.errors import ApiError, busy, explain, show
 from web.requests import read_json
 
 MOST_UNKNOWN = 8  # unknown fields that an error names
@@ -66,8 +65,6 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
         body = request.get_data(cache=False)
     except RequestEntityTooLarge:
         body = None
-    except ParseException as error:
-        raise chunk_error(error) from None
     if body is None or len(body) > most_bytes:
         raise ApiError(413, f"the body is larger than {most_bytes} bytes (--max-body-bytes)")
     try:

@@ -66,21 +66,19 @@ class Departures:
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                # By now its handler may have ended the watch and closed the socket. A client that
-                # has sent its next request already is not gone; since its socket stays readable,
-                # it cannot be watched any longer.
                 watch: _Watch = key.data
-                if self._end(watch) and _is_gone(watch.client):
-                    try:
-                        watch.leave()
-                    except Exception:  # the other clients are still watched
-                        log.exception("a request whose client has left cannot be cancelled")
-
-
-def _is_gone(client: socket.socket) -> bool:
-    try:
-        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:  # reset by the peer, or closed by its handler
-        return True
+                if not self._end(watch):  # its handler has, by now
+                    continue
+                # A client that has sent its next request already is not gone; since its socket
+                # stays readable, it cannot be watched any longer.
+                try:
+                    if watch.client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                        continue
+                except BlockingIOError:
+                    continue
+                except OSError:  # reset by the peer, or closed by its handler
+                    pass
+                try:
+                    watch.leave()
+                except Exception:  # the other clients are still watched
+                    log.exception("a request whose client has left cannot be cancelled")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Flask, Response, jsonify, request
+from flask import Blueprint, Flask, Response, jsonify, request
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -170,17 +170,18 @@ def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
     otherwise as `{"error": ...}`."""
 
     def answer(error: ApiError) -> Response:
-        shape = next(
-            (shape for prefix, shape in shapes.items() if request.path.startswith(prefix)),
-            plain_shape,
-        )
-        return error_response(error, shape)
+        of_path = (shape for prefix, shape in shapes.items() if request.path.startswith(prefix))
+        return error_response(error, next(of_path, plain_shape))
 
-    app.register_error_handler(ApiError, answer)
-    app.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
-    app.register_error_handler(ParseException, lambda error: answer(chunk_error(error)))
-    app.register_error_handler(StoreError, lambda error: answer(store_refusal(error)))
-    app.register_error_handler(Exception, lambda error: answer(internal_error(error)))
+    answer_errors(app, answer)
+
+
+def answer_errors(target: Flask | Blueprint, answer: Callable[[ApiError], Response]) -> None:
+    target.register_error_handler(ApiError, answer)
+    target.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
+    target.register_error_handler(ParseException, lambda error: answer(chunk_error(error)))
+    target.register_error_handler(StoreError, lambda error: answer(store_refusal(error)))
+    target.register_error_handler(Exception, lambda error: answer(internal_error(error)))
 
 
 def error_response(error: ApiError, shape: Shape) -> Response:

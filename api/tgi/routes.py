@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
-from werkzeug.exceptions import HTTPException
 
 from api.http.body import read_object
-from api.http.errors import ApiError, error_response, http_error, internal_error
+from api.http.errors import ApiError, answer_errors, error_response
 from api.openai.errors import OpenAIError, error_shape, with_openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
@@ -84,9 +83,7 @@ def make_blueprint(service: Service, generations: Generations) -> Blueprint:
     blueprint.post("/tokenize")(tokens.tokenize)
     blueprint.post("/detokenize")(tokens.detokenize)
     blueprint.post("/chat_tokenize")(tokens.chat_tokenize)
-    blueprint.register_error_handler(ApiError, refused)
-    blueprint.register_error_handler(HTTPException, lambda error: refused(http_error(error)))
-    blueprint.register_error_handler(Exception, lambda error: refused(internal_error(error)))
+    answer_errors(blueprint, refused)
     return blueprint
 
 

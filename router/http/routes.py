@@ -20,7 +20,7 @@ from router.rules.messages.headers import Pairs, encoded
 from router.rules.responses import PATH as RESPONSES
 from router.workers import WorkersSilentError
 from web.browsers import Rules, own_names, response_headers
-from web.requests import HEADER, Pace, is_paced, request_id
+from web.requests import HEADER, PACED, Pace, request_id
 
 Handler = Callable[[ClientRequest], Awaitable[Response | None]]
 GENERATING = ("/", "/inference", "/generate", "/generate_stream")
@@ -60,7 +60,7 @@ class Routes:
                 response = errors.response(silent, request.path)
         else:
             response = errors.response(problem, request.path)
-        if response is not None and is_paced(response.status):
+        if response is not None and response.status in PACED:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.late_s(request.remote)):
                     await self._stop.wait()

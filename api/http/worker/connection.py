@@ -35,7 +35,7 @@ from gunicorn.http.message import Request  # type: ignore[import-untyped]
 from gunicorn.http.unreader import SocketUnreader  # type: ignore[import-untyped]
 
 from api.http.errors import ApiError, RefusedBody
-from web.requests import bearer_key, is_paced, is_valid
+from web.requests import PACED, bearer_key, is_valid
 
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
@@ -256,7 +256,7 @@ class Outgoing:
         """Like `sendall`, without ever waiting. Whether all was sent."""
         late = self.refuses
         if late is None:
-            self.refuses = data[9:12].isdigit() and is_paced(int(data[9:12]))
+            self.refuses = data[9:12].isdigit() and int(data[9:12]) in PACED
             late = self.refuses and self.bodiless
         if not (self.rest or late):
             try:
