@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8707,
+    "api": 8700,
     "benchmarks": 6167,
     "client": 8243,
     "deferred": 3154,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5522,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29960,
+    "tests": 29964,
     "text": 2035,
-    "others": 8545,
+    "others": 8542,
 }
-PRODUCT_LINES = 42412  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42402  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
