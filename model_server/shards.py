@@ -36,51 +36,41 @@ class Shard:
     address: str
 
 
-class Shards:
+def group_of(
+    make: Callable[[int | None], Sequence[Shard]], access: Access, patience_s: float
+) -> ProcessGroup:
     """`make` describes the shards of the next life. Its argument is the KV memory of the previous
-    shards in tokens, on which the engine relies. `patience_s`: time without a heartbeat after which
-    a shard that was ready once counts as hanging."""
+    shards in tokens, on which the engine relies; None: no shard was ready yet. `patience_s`: time
+    without a heartbeat after which a shard that was ready once counts as hanging."""
+    kv_tokens: int | None = None
 
-    def __init__(
-        self, make: Callable[[int | None], Sequence[Shard]], access: Access, patience_s: float
-    ) -> None:
-        self._make = make
-        self._access = access
-        self._patience_s = patience_s
-        self._kv_tokens: int | None = None  # None: no shard was ready yet
+    @contextlib.contextmanager
+    def probe(address: str) -> Iterator[IsReady]:
+        def is_ready() -> bool:
+            nonlocal kv_tokens
+            try:
+                (report,) = ranks.ask("Health", wire.HealthRequest(), patience_s)
+            except grpc.RpcError as error:
+                raise SilentError(f"has no heartbeat ({error.code().name})") from None
+            if report.ready:
+                kv_tokens = min(kv_tokens or report.kv_tokens, report.kv_tokens)
+            return bool(report.ready)
 
-    @property
-    def group(self) -> ProcessGroup:
-        return ProcessGroup(self._programs, GRACE_S)
+        with contextlib.closing(ShardRanks([address], access)) as ranks:
+            yield is_ready
 
-    def _programs(self) -> list[Command]:
+    def programs() -> list[Command]:
         return [
             Command(
                 f"model-server-{rank}" if rank else "model-server",
                 shard.command,
                 shard.environment,
-                partial(self._probe, shard.address),
+                partial(probe, shard.address),
             )
-            for rank, shard in enumerate(self._make(self._kv_tokens))
+            for rank, shard in enumerate(make(kv_tokens))
         ]
 
-    @contextlib.contextmanager
-    def _probe(self, address: str) -> Iterator[IsReady]:
-        ranks = ShardRanks([address], self._access)
-
-        def is_ready() -> bool:
-            try:
-                (report,) = ranks.ask("Health", wire.HealthRequest(), self._patience_s)
-            except grpc.RpcError as error:
-                raise SilentError(f"has no heartbeat ({error.code().name})") from None
-            if report.ready:
-                self._kv_tokens = min(self._kv_tokens or report.kv_tokens, report.kv_tokens)
-            return bool(report.ready)
-
-        try:
-            yield is_ready
-        finally:
-            ranks.close()
+    return ProcessGroup(programs, GRACE_S)
 
 
 def shards_here(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> ProcessGroup:
@@ -91,7 +81,7 @@ def shards_here(config: ServeConfig, environment: Mapping[str, str] = os.environ
         if config.record is not None:
             check_writable(record_of(config.record, rank))
     make = partial(shards_of, config, environment)
-    return Shards(make, access, config.model_patience).group
+    return group_of(make, access, config.model_patience)
 
 
 def shards_of(
@@ -100,7 +90,8 @@ def shards_of(
     """How to start the shards. They meet at a new port each time, unless one is given. `kv_tokens`:
     the KV memory of the previous shards, which these must have too."""
     addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
-    rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        rendezvous = config.rendezvous or f"127.0.0.1:{probe.getsockname()[1]}"
     made = []
     for rank, listen in enumerate(addresses):
         own = replace(
@@ -115,7 +106,8 @@ def shards_of(
         )
         variables = {**environment, **own.as_environment(), "PYTHONPATH": str(ROOT)}
         if config.shards > 1:
-            variables.setdefault("OMP_NUM_THREADS", cores_each(config.shards))
+            cores = len(os.sched_getaffinity(0)) // config.shards  # which all of them share
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
         made.append(Shard([sys.executable, "-P", "-m", "model_server"], variables, listen))
     return made
@@ -134,15 +126,3 @@ def address_of(listen: str, rank: int) -> str:
 def record_of(path: str, rank: int) -> str:
     """The file that a shard writes. As with --listen, further shards write beside the first."""
     return f"{path}-{rank}" if rank else path
-
-
-def cores_each(shards: int) -> str:
-    """Threads of a shard if all shards share this machine's cores."""
-    return str(max(1, len(os.sched_getaffinity(0)) // shards))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

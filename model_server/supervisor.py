@@ -60,34 +60,22 @@ class ProcessGroup:
 
 @dataclass(slots=True, eq=False)
 class _Supervised:
+    """A group. A life lasts from a start of its processes to their end."""
+
     group: ProcessGroup
-    life: _Life | None = None
-    ready_once: bool = False
+    life: int = 0  # counts the starts
+    ready_life: int = 0  # the latest in which a process was ready; 0: none was
+    processes: list[tuple[Command, subprocess.Popen[bytes]]] = field(default_factory=list)
     pause_s: float = FIRST_PAUSE_S
     start_at_s: float = 0.0  # of the next life
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """A group's processes between a start and the end."""
-
-    of: _Supervised
-    processes: list[_Process] = field(default_factory=list)
-    was_ready: bool = False  # one of them
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    life: _Life
-    program: Command
-    popen: subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
     """Why a life is over."""
 
-    life: _Life
+    of: _Supervised
+    life: int
     why: str
     final: bool = False
 
@@ -105,7 +93,7 @@ class Supervisor:
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """Those of the present lives, by group."""
-        return [process.popen for one in self._all if one.life for process in one.life.processes]
+        return [popen for one in self._all for _, popen in one.processes]
 
     def stop(self) -> None:
         """Makes `run` end all processes and return. May be called in a signal handler."""
@@ -118,16 +106,18 @@ class Supervisor:
         try:
             while True:
                 for one in self._all:
-                    if one.life is None and one.start_at_s <= time.monotonic():
+                    if not one.processes and one.start_at_s <= time.monotonic():
                         self._start(one)
+                due = [one.start_at_s for one in self._all if not one.processes]
+                wait_s = max(0.0, min(due) - time.monotonic()) if due else None
                 try:
-                    loss = self._losses.get(timeout=self._until_a_start_s())
+                    loss = self._losses.get(timeout=wait_s)
                 except queue.Empty:
                     continue
                 if loss is None:
                     return 0
-                if loss.life is not loss.life.of.life:
-                    continue  # of an earlier life
+                if loss.life != loss.of.life or not loss.of.processes:
+                    continue  # of a life that has ended
                 if loss.final:
                     log.error("%s before it was ready; its last lines say why", loss.why)
                     return REFUSED
@@ -138,26 +128,26 @@ class Supervisor:
             os.close(self._kept_by)
             os.close(self._keeping)
 
-    def _until_a_start_s(self) -> float | None:
-        due = [one.start_at_s for one in self._all if one.life is None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
     def _lose(self, loss: _Loss) -> None:
-        one = loss.life.of
-        one.pause_s = pause_after(one.pause_s, loss.life.was_ready)
+        """A start that failed doubles the pause before the next one. Processes that were ready are
+        restarted at once, however often they die: requests wait for them."""
+        one = loss.of
+        was_ready = one.ready_life == one.life
+        one.pause_s = FIRST_PAUSE_S if was_ready else min(2 * one.pause_s, MOST_PAUSE_S)
         one.start_at_s = time.monotonic() + one.pause_s
-        names = ", ".join(process.program.name for process in loss.life.processes)
+        names = ", ".join(program.name for program, _ in one.processes)
         log.warning("%s; restarted in %g s: %s", loss.why, one.pause_s, names)
         self._end(one, signal.SIGKILL)
 
     def _start(self, one: _Supervised) -> None:
-        one.life = life = _Life(one)
+        one.life += 1
         for program in one.group.programs():
-            process = _Process(life, program, self._popen(program))
-            life.processes.append(process)
-            log.info("%s started, pid %d", program.name, process.popen.pid)
+            popen = self._popen(program)
+            one.processes.append((program, popen))
+            log.info("%s started, pid %d", program.name, popen.pid)
             for watch in (self._await_end, self._await_silence):
-                threading.Thread(target=watch, args=(process,), daemon=True).start()
+                args = (one, one.life, program, popen)
+                threading.Thread(target=watch, args=args, daemon=True).start()
 
     def _popen(self, program: Command) -> subprocess.Popen[bytes]:
         relayed = self._take_line is not None
@@ -173,31 +163,30 @@ class Supervisor:
 
     def _end(self, one: _Supervised, number: signal.Signals) -> None:
         """Sends the signal, and SIGKILL to what is left of each process's group after the limit."""
-        if one.life is None:
-            return
-        processes, one.life = one.life.processes, None
+        processes, one.processes = one.processes, []
         within_s = one.group.end_within_s
-        for process in processes:
-            if number == signal.SIGTERM and process.popen.poll() is None:
-                log.info("%s is asked to end within %g s", process.program.name, within_s)
-            process.popen.send_signal(number)
+        for program, popen in processes:
+            if number == signal.SIGTERM and popen.poll() is None:
+                log.info("%s is asked to end within %g s", program.name, within_s)
+            popen.send_signal(number)
         deadline_s = time.monotonic() + within_s
-        for process in processes:
+        for _, popen in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(max(0.0, deadline_s - time.monotonic()))
+                popen.wait(max(0.0, deadline_s - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.popen.pid, signal.SIGKILL)
-            process.popen.wait()
+                os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
 
-    def _await_end(self, process: _Process) -> None:
-        life, name, popen = process.life, process.program.name, process.popen
-        relay = threading.Thread(target=self._relay, args=(name, popen.stdout), daemon=True)
+    def _await_end(
+        self, one: _Supervised, life: int, program: Command, popen: subprocess.Popen[bytes]
+    ) -> None:
+        relay = threading.Thread(target=self._relay, args=(program.name, popen.stdout), daemon=True)
         relay.start()
         status = popen.wait()
         relay.join(LAST_LINES_S)
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        final = status >= 0 and not life.of.ready_once
-        self._losses.put(_Loss(life, f"{name} ended with {how}", final))
+        final = status >= 0 and not one.ready_life
+        self._losses.put(_Loss(one, life, f"{program.name} ended with {how}", final))
 
     def _relay(self, name: str, output: IO[bytes] | None) -> None:
         if output is None or self._take_line is None:
@@ -206,26 +195,23 @@ class Supervisor:
             while line := output.readline(MOST_LINE_BYTES):
                 self._take_line(name, line.decode(errors="replace").rstrip("\n"))
 
-    def _await_silence(self, process: _Process) -> None:
+    def _await_silence(
+        self, one: _Supervised, life: int, program: Command, popen: subprocess.Popen[bytes]
+    ) -> None:
         was_ready = False
-        with process.program.probe() as is_ready:
-            while process.popen.poll() is None:
+        with program.probe() as is_ready:
+            while popen.poll() is None:
                 ready = False
                 try:
                     ready = is_ready()
                 except SilentError as error:
                     if was_ready:
-                        self._losses.put(_Loss(process.life, f"{process.program.name} {error}"))
+                        self._losses.put(_Loss(one, life, f"{program.name} {error}"))
                         return
                 if ready:
-                    was_ready = process.life.was_ready = process.life.of.ready_once = True
+                    was_ready = True
+                    one.ready_life = max(life, one.ready_life)
                 time.sleep(BEAT_S if ready else STARTING_BEAT_S)
-
-
-def pause_after(pause_s: float, was_ready: bool) -> float:
-    """Seconds before the next restart: twice the last pause after a start that failed. Processes
-    that were ready are restarted at once, however often they die: requests wait for them."""
-    return FIRST_PAUSE_S if was_ready else min(pause_s * 2, MOST_PAUSE_S)
 
 
 # 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the supervisor died before that call, it is no longer

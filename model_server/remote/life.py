@@ -61,8 +61,7 @@ class ModelShape(NamedTuple):
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     session: Session
     info: RemoteInfo
     shape: ModelShape

@@ -28,17 +28,6 @@ ORPHAN_S = 5.0  # for the current iteration, when the parent is gone
 register: Callable[..., None] = model_pb2_grpc.add_ModelServerServicer_to_server
 
 
-def listen(service: ModelService, address: str, access: Access) -> grpc.Server:
-    """Raises AccessError, OSError."""
-    server = grpc.server(
-        ThreadPoolExecutor(HANDLERS, "grpc"), interceptors=access.guards(), options=OPTIONS
-    )
-    register(service, server)
-    access.listen(server, address)
-    server.start()
-    return server
-
-
 def serve(
     service: ModelService, load: Callable[[], ShardService], address: str, access: Access
 ) -> int:
@@ -46,7 +35,12 @@ def serve(
     the main thread, which then owns the model. Raises AccessError, OSError, and the errors of
     `load`."""
     worker = service.worker
-    server = listen(service, address, access)
+    server = grpc.server(
+        ThreadPoolExecutor(HANDLERS, "grpc"), interceptors=access.guards(), options=OPTIONS
+    )
+    register(service, server)
+    access.listen(server, address)
+    server.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.stop())
     service.model = load()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
-from typing import NoReturn, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -168,19 +168,14 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
                 raise ShardFailedError(f"rank {self.rank} failed: {error}") from error
 
         self._note_use(request.session)
-        return self._wait(
-            self.worker.ask_in_order(request.session, request.number, guarded), context
-        )
+        return self._wait(self.worker.ask(guarded, request.session, request.number), context)
 
     def _wait(self, future: Future[T], context: Context) -> T:
         try:
             return future.result(min(context.time_remaining(), threading.TIMEOUT_MAX))
         except Exception as error:
-            self._abort(context, error)
-
-    def _abort(self, context: Context, error: Exception) -> NoReturn:
-        code = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-        if code is grpc.StatusCode.INTERNAL:
-            log.error("a call failed", exc_info=error)
-        context.abort(code, str(error) or type(error).__name__)
-        raise AssertionError("abort raises")
+            code = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+            if code is grpc.StatusCode.INTERNAL:
+                log.exception("a call failed")
+            context.abort(code, str(error) or type(error).__name__)
+            raise AssertionError("abort raises") from error

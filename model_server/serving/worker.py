@@ -22,8 +22,8 @@ class ShardFailedError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Job:
     work: Callable[[], Any]
-    session: int | None = None  # None: belongs to no session and has no order
-    number: int = 0
+    session: int | None
+    number: int
     future: Future[Any] = field(default_factory=Future)
 
 
@@ -37,13 +37,9 @@ class ShardWorker:
         self._early: dict[int, _Job] = {}  # by number: earlier ones are still missing
         self._next = 0
 
-    def ask(self, work: Callable[[], T]) -> Future[T]:
-        job = _Job(work)
-        self._inbox.put(job)
-        return job.future
-
-    def ask_in_order(self, session: int, number: int, work: Callable[[], T]) -> Future[T]:
-        """The future raises StaleSessionError if the session is not the present one."""
+    def ask(self, work: Callable[[], T], session: int | None = None, number: int = 0) -> Future[T]:
+        """The future raises StaleSessionError if the session is not the present one. Work of no
+        session has no order."""
         job = _Job(work, session, number)
         self._inbox.put(job)
         return job.future

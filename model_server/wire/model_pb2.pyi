@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -95,24 +95,6 @@ class Session(_message.Message):
     lost: int
     def __init__(self, session: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
-class Opening(_message.Message):
-    __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace", "request_id")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    SCORED_FIELD_NUMBER: _ClassVar[int]
-    TRACE_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    prompt_tokens: int
-    sampling: bytes
-    scored: int
-    trace: str
-    request_id: str
-    def __init__(self, id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[bytes] = ..., scored: _Optional[int] = ..., trace: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
-
 class Openings(_message.Message):
     __slots__ = ("session", "number", "openings")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -120,93 +102,25 @@ class Openings(_message.Message):
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
-    openings: _containers.RepeatedCompositeFieldContainer[Opening]
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ...) -> None: ...
+    openings: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("session", "number", "ids", "starts", "tokens", "draw", "padding", "block_counts", "blocks", "released", "drafts")
+    __slots__ = ("session", "number", "steps", "released")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    STARTS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAW_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    starts: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    draw: _containers.RepeatedScalarFieldContainer[bool]
-    padding: _containers.RepeatedScalarFieldContainer[int]
-    block_counts: _containers.RepeatedScalarFieldContainer[int]
-    blocks: _containers.RepeatedScalarFieldContainer[int]
+    steps: bytes
     released: _containers.RepeatedScalarFieldContainer[int]
-    drafts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., draw: _Optional[_Iterable[bool]] = ..., padding: _Optional[_Iterable[int]] = ..., block_counts: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., released: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class TokenLogprobs(_message.Message):
-    __slots__ = ("token", "logprob", "top_tokens", "top_logprobs")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    logprob: float
-    top_tokens: _containers.RepeatedScalarFieldContainer[int]
-    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class RowLogprobs(_message.Message):
-    __slots__ = ("row", "first", "tokens")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    first: int
-    tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, row: _Optional[int] = ..., first: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("row", "reason")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    reason: str
-    def __init__(self, row: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., steps: _Optional[bytes] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("digest", "token_counts", "tokens", "positions", "duration_s", "logprobs", "prompt_logprobs", "failed", "drafts")
+    __slots__ = ("digest", "outcome")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    DURATION_S_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    token_counts: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    positions: int
-    duration_s: float
-    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
-    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
-    failed: _containers.RepeatedCompositeFieldContainer[Failure]
-    drafts: _containers.RepeatedCompositeFieldContainer[RowDrafts]
-    def __init__(self, digest: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., positions: _Optional[int] = ..., duration_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[RowDrafts, _Mapping]]] = ...) -> None: ...
-
-class RowDrafts(_message.Message):
-    __slots__ = ("row", "computed", "accepted")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    COMPUTED_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    computed: int
-    accepted: int
-    def __init__(self, row: _Optional[int] = ..., computed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    outcome: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., outcome: _Optional[bytes] = ...) -> None: ...

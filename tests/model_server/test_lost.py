@@ -19,7 +19,7 @@ from batching import BatchingManager, dynamic_batching_loop
 from engine.inference import Inference
 from generate.modes import make_ledger
 from model_server.remote.model import RemoteModel
-from model_server.shards import Shard, Shards
+from model_server.shards import Shard, group_of
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from scheduling.policies.orca import Orca
@@ -100,7 +100,7 @@ def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) 
         kv_tokens.append(as_before)
         return hash_shards(addresses)
 
-    supervisor = Supervisor([Shards(shards, Access(), PATIENCE_S).group])
+    supervisor = Supervisor([group_of(shards, Access(), PATIENCE_S)])
 
     def to_rank(rank: int, number: int) -> Callable[[], None]:
         return lambda: os.kill(supervisor.processes[rank].pid, number)

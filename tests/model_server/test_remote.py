@@ -68,12 +68,18 @@ def test_every_mode_gives_the_tokens_of_a_request_alone_and_one_that_cannot_be_s
         done = run(model, mode, [*mixed, *last])
         calls = server.calls.take()
     assert [verb for verb, _ in calls[:4]] == ["ServiceDiscovery", "Info", "ClearCache", "Warmup"]
-    opened = [new.id for verb, call in calls if verb == "Open" for new in call.openings]
+    opened = [
+        messages.read_opening(new).id
+        for verb, call in calls
+        if verb == "Open"
+        for new in call.openings
+    ]
     iterations = [call for verb, call in calls if verb == "Advance"]
     assert len(opened) == len(WORK)
     assert len(iterations) == server.model.iterations, "each takes one call"
     released = [id for call in iterations for id in call.released]
-    assert set(released) >= set(opened) - {*iterations[-1].ids, *iterations[-2].ids}
+    last_ids = {step.id for call in iterations[-2:] for step in messages.read_steps(call)}
+    assert set(released) >= set(opened) - last_ids
     for inference in done:
         prompt = inference.ids[: inference.prompt_tokens]
         if inference.sampling is poison:
@@ -177,7 +183,11 @@ def test_calls_are_executed_in_the_order_of_their_numbers(tmp_path: Path) -> Non
         late = ask.Advance.future(messages.iteration(1, 2, steps[1], ()))
         early = ask.Advance.future(messages.iteration(1, 1, steps[0], ()))
         ask.Open(wire.Openings(session=1, number=0, openings=[opening]))
-        tokens = [early.result().tokens[0], late.result().tokens[0]]
+        tokens = [
+            token
+            for call in (early, late)
+            for (token,) in messages.read_outcome(call.result()).tokens
+        ]
         assert tokens == reference([1, 2], 2, seed=0)
 
 
