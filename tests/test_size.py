@@ -25,16 +25,16 @@ LINES = {
     "deferred": 3154,
     "kernels": 1368,
     "learn": 1200,
-    "model_server": 2408,
+    "model_server": 2270,
     "models": 2416,
     "router": 5522,
     "runtime": 5732,
     "scheduling": 2525,
-    "tests": 29964,
+    "tests": 29973,
     "text": 2035,
     "others": 8542,
 }
-PRODUCT_LINES = 42402  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 42264  # all but tests, benchmarks, client and learn
 SHORT_FILES = 47
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
