@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from api.openai.errors import error_shape
 from api.openai.generation import Generations
 from api.openapi import register_openapi
 from api.responses import routes as responses
-from api.service import Description, Service, Texts, served_names
+from api.service import Service, Texts, served_names
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
@@ -46,13 +46,12 @@ from models.names import table as models_table
 from options import flag
 from runtime.grammar.grammars import Grammars
 from scheduling.contract import PolicyOptionError
-from scheduling.prediction.predictor import Predictor, StepTime
+from scheduling.prediction.predictor import Predictor
 from scheduling.registry import IN_ORDER, options_of, with_deferred
 from seams import Policy
 from serving.config import Config
 from serving.thread import Engine, Load, load_configured_model
 from telemetry.journal import check_writable
-from telemetry.machine import describe_machine
 from telemetry.stats import Stats
 from telemetry.tracing import start_tracing
 from text.chat import load_chat_template
@@ -70,7 +69,7 @@ class StartError(Exception):
     """The server cannot be started with these options; the message says why."""
 
 
-def policy_of_mode(config: Config, predictor: StepTime) -> Policy:
+def policy_of_mode(config: Config, predictor: Predictor) -> Policy:
     """Raises PolicyOptionError."""
     folder = os.environ.get(POLICY_FOLDER)
     if folder is not None and ":" in config.policy and folder not in sys.path:
@@ -83,6 +82,22 @@ def sampling_defaults(config: Config) -> SamplingDefaults:
     if not config.generation_config:
         return SamplingDefaults()
     return load_sampling_defaults(config.model, config.revision)
+
+
+def make_manager(config: Config, stats: Stats, predictor: Predictor) -> BatchingManager:
+    """Raises PolicyOptionError."""
+    return BatchingManager(
+        policy_of_mode(config, predictor),
+        [stats, predictor],
+        max_batch_size=config.max_batch_size,
+        max_waiting=config.max_waiting,
+        max_resident=config.most_resident,
+        max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
+        request_timeout_s=config.request_timeout,
+        with_deferred=partial(
+            with_deferred, predictor=predictor, **options_of(with_deferred, config)
+        ),
+    )
 
 
 def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
@@ -103,12 +118,8 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
             return at_once + queue.num_deferred
         return math.inf
 
-    intake = Intake[Any](
-        most,
-        refuse,
-        min(config.stream_heartbeat, config.request_timeout),
-        stats.count_left,
-    )
+    patience_s = min(config.stream_heartbeat, config.request_timeout)
+    intake = Intake[Any](most, refuse, patience_s, stats.count_left)
     queue.pending = intake.pending
     return intake
 
@@ -122,60 +133,24 @@ def create_app(
     read from the environment."""
     config = config or Config.from_environment()
     tokenizer = tokenizer or load_tokenizer(config.model, config.revision)
-    template = load_chat_template(config.model, tokenizer, config.revision)
-    defaults = sampling_defaults(config)
-    stats = Stats(time.perf_counter())
-    predictor = Predictor()
-    shared = partial(with_deferred, predictor=predictor, **options_of(with_deferred, config))
-    manager = BatchingManager(
-        policy_of_mode(config, predictor),
-        [stats, predictor],
-        max_batch_size=config.max_batch_size,
-        max_waiting=config.max_waiting,
-        max_resident=config.most_resident,
-        max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
-        request_timeout_s=config.request_timeout,
-        with_deferred=shared,
-    )
-
-    def describe() -> Description:
-        info = asdict(engine.model.info) if engine.model is not None else None
-        if info is not None:
-            info["sampling_defaults"] = defaults.stated
-        return {
-            "mode": config.mode,
-            "policy": config.policy if config.mode == "dynamic" else config.mode,
-            "model": info,
-            "machine": describe_machine(None if info is None else info["device"]),
-            "options": config.as_dict(),
-            "jobs": jobs.describe(),
-        }
-
-    app = Flask(__name__, static_folder=None)
-    app.json.sort_keys = False  # type: ignore[attr-defined]
-    register_errors(app, {"/v1/": error_shape, "/detokenize": error_shape, "/generate": tgi_shape})
-    departures = Departures()
+    stats, predictor = Stats(time.perf_counter()), Predictor()
+    manager = make_manager(config, stats, predictor)
     grammars = None if config.disable_grammar_support else Grammars(lambda: tokenizer)
     service = Service(
         config,
         manager,
         served_names(config),
         tokenizer,
-        template,
+        load_chat_template(config.model, tokenizer, config.revision),
         stats,
-        departures,
+        Departures(),
         Writer(config.stream_heartbeat),
         time.perf_counter,
-        describe,
         Texts() if config.watch_text else None,
         grammars,
-        defaults,
+        sampling_defaults(config),
     )
-    name = service.names[0]
     generations = Generations(service)
-    app.register_blueprint(native.make_blueprint(service))
-    app.register_blueprint(watch.make_blueprint(service))
-    app.register_blueprint(tgi.make_blueprint(service, generations))
     endpoints = Endpoints(service, generations)
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
@@ -191,14 +166,25 @@ def create_app(
     answers = responses.ResponseCalls(service, generations, jobs)
     endpoints.make[responses.PATH] = answers.line
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars, answers.settle)
+    tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
+
+    app = Flask(__name__, static_folder=None)
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    register_errors(app, {"/v1/": error_shape, "/detokenize": error_shape, "/generate": tgi_shape})
+    name = service.names[0]
+    for blueprint in (
+        native.make_blueprint(service, jobs),
+        watch.make_blueprint(service),
+        tgi.make_blueprint(service, generations),
+        openai.make_blueprint(service, generations),
+        files.make_blueprint(service, jobs),
+        batches.make_blueprint(service, jobs, name),
+        responses.make_blueprint(answers),
+    ):
+        app.register_blueprint(blueprint)
     app.extensions["engine"] = engine
     app.extensions["turns"] = service.turns
     app.extensions["intake"] = make_intake(config, manager, stats)
-    app.register_blueprint(openai.make_blueprint(service, generations))
-    app.register_blueprint(files.make_blueprint(service, jobs))
-    app.register_blueprint(batches.make_blueprint(service, jobs, name))
-    app.register_blueprint(responses.make_blueprint(answers))
-    tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     Hooks(config, time.perf_counter, tracing, name, stats, manager.described_load).register(app)
     of_stats = StatsCollector(stats, manager, lambda: engine.unused_gpu, name)
@@ -240,16 +226,16 @@ def main() -> None:
     if defaults.stated:
         said = ", ".join(f"{name} {value}" for name, value in defaults.stated.items())
         print(f"sampling defaults of the model: {said} ({flag('generation_config')})", flush=True)
-    told_too = [] if template.unreadable is None else [f"{template.unreadable}; chats get 400"]
-    for told in [*config.without_effect, *told_too]:
-        print(f"warning: {told}", file=sys.stderr, flush=True)
+    warnings = config.without_effect
+    if template.unreadable is not None:
+        warnings.append(f"{template.unreadable}; chats get 400")
     if config.open_to_the_world and not config.keys:
-        print(
-            f"warning: with {flag('host')} {config.host} anyone who reaches port {config.port} can "
-            f"use this server; {flag('api_key')} requires a key",
-            file=sys.stderr,
-            flush=True,
+        warnings.append(
+            f"with {flag('host')} {config.host} anyone who reaches port {config.port} can use this "
+            f"server; {flag('api_key')} requires a key"
         )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     os.chdir(ROOT)
     command = [sys.executable, "-m", "gunicorn", "-c", "api/http/gunicorn_conf.py"]
     environment = {**os.environ, **served.as_environment()}

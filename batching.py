@@ -350,8 +350,8 @@ class BatchingManager:
         life = self._life
         if life.num_deferred:
             return {}
-        room = max(self._failures.batch_limit, 1 + speculation.most) - len(rows)
-        return speculation.plan(rows, room, life.ledger)
+        most = max(self._failures.batch_limit, 1 + speculation.most) - len(rows)
+        return speculation.plan(rows, most, life.ledger)
 
     def _admit(self, new: Sequence[Inference], now_s: float) -> Exception | None:
         """Assigns blocks to requests and opens them on the model. Those that it refuses fail. An
@@ -378,12 +378,12 @@ class BatchingManager:
         if iteration.discarded or isinstance(outcome, Exception):
             self._failures.failed(iteration, outcome, now_s)
             return
-        outcome = iteration.wanted(outcome)
+        outcome = iteration.until_ends(outcome)
         sharing, own = memory.prefix_caching, life.policy.answers == "own"
         # before the responses, so that statistics include their tokens
         record = iteration.complete(outcome, start_s, now_s)
         for recorder in self.recorders:
-            life.tell(recorder.iteration, record)
+            life.notify(recorder.iteration, record)
         self.history.add(record)
         if outcome.logprobs or outcome.prompt_logprobs:
             iteration.add_logprobs(outcome)

@@ -333,11 +333,11 @@ class Served(NamedTuple):
 
 class Policy(Protocol):
     """Decides iteration by iteration. Deterministic in its views and in what it observed; the same
-    object drives the server, the tests and any simulation, each with its own time."""
+    object drives the server, the tests and any simulation, each with its own time. What inherits
+    it needs a `plan` only."""
 
-    @property
-    def answers(self) -> Literal["own", "batch"]:
-        """When a response leaves: with the request's last token, or when its batch ends."""
+    # when a response leaves: with the request's last token, or when its batch ends
+    answers: Literal["own", "batch"] = "own"
 
     def plan(self, view: View) -> Plan:
         """A plan may be dropped, so this changes no counter: see `Observer`."""
@@ -345,6 +345,7 @@ class Policy(Protocol):
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         """The residents to remove now; all of them must be done. Called after every iteration, and
         after departures."""
+        return [request for request in resident if request.done]
 
 
 @runtime_checkable

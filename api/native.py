@@ -7,7 +7,7 @@ work in every mode.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flask import Blueprint, Response, g, jsonify, request
 from pydantic import ConfigDict, Field
@@ -31,6 +31,7 @@ from api.openapi import GENERATING, Answer, plain_errors, respond
 from api.service import READY, Description, Health, Service
 from api.signals import Signals
 from api.stream import PLACE, around_text, event, event_stream, quoted
+from deferred.jobs import Jobs
 from engine.inference import Inference
 from seams import ServiceClass
 from telemetry.figures import Figures, Iterations
@@ -85,14 +86,14 @@ class InferenceEnd(InferenceAnswer):
 
 
 class StatsAnswer(Figures, Description):
-    pass
+    jobs: dict[str, Any]
 
 
 class StatsReset(Answer):
     reset: Literal[True] = True
 
 
-def make_blueprint(service: Service) -> Blueprint:
+def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
@@ -128,7 +129,7 @@ def make_blueprint(service: Service) -> Blueprint:
     @plain_errors(whole=StatsAnswer)
     def stats() -> Response:
         figures = service.stats.summary(service.clock(), service.manager)
-        return jsonify({**figures, **service.describe()})
+        return jsonify({**figures, **service.describe(), "jobs": jobs.describe()})
 
     @blueprint.post("/stats/reset")
     @plain_errors(whole=StatsReset)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from flask import g, request
 from typing_extensions import TypedDict
@@ -24,10 +24,12 @@ from api.http.writer import Writer
 from api.signals import NONE, Signals, signal
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
+from loading import LoadedModel
 from models.names import GGUF_SUFFIX, local_path
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from seams import Constraint, RequestRecord
 from serving.config import Config
+from telemetry.machine import describe_machine
 from telemetry.stats import Stats
 from text.chat import ChatTemplate
 from text.tokenizer import EncodingError, Tokenizer
@@ -52,7 +54,6 @@ class Description(TypedDict):
     model: dict[str, Any] | None
     machine: dict[str, Any]
     options: dict[str, Any]
-    jobs: dict[str, Any]
 
 
 class Health(TypedDict):
@@ -98,13 +99,24 @@ class Service:
     departures: Departures
     writer: Writer
     clock: Callable[[], float]
-    describe: Callable[[], Description]
     texts: Texts | None = None  # kept for --watch-text
     grammars: Grammars | None = None  # None: constraints are refused
     defaults: SamplingDefaults = field(
         default_factory=SamplingDefaults
     )  # of OpenAI's APIs and /inference
     turns: EncodingTurns = field(default_factory=EncodingTurns)
+
+    def describe(self) -> Description:
+        config, model, info = self.config, cast("LoadedModel | None", self.manager.model), None
+        if model is not None:
+            info = {**asdict(model.info), "sampling_defaults": self.defaults.stated}
+        return {
+            "mode": config.mode,
+            "policy": config.policy if config.mode == "dynamic" else config.mode,
+            "model": info,
+            "machine": describe_machine(None if info is None else info["device"]),
+            "options": config.as_dict(),
+        }
 
     @property
     def context(self) -> int:

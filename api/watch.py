@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from flask import Blueprint, Response, g, request, send_from_directory
+from flask import Blueprint, Response, g, jsonify, request, send_from_directory
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.http.body import read_body
-from api.http.errors import ApiError, show
+from api.http.errors import ApiError
 from api.limits import Count, at_most
 from api.openapi import BODY, Answer, plain_errors, respond
 from api.service import Service
@@ -26,6 +26,7 @@ from seams import Sampling
 from text.tokenizer import Detokenizer
 from watch.frames import Frame, Hello
 from watch.hub import FullError, Hub
+from watch.tracks import Trace, chrome, tracks
 
 PAGE = Path(__file__).parent.parent / "watch" / "page"
 # another server that the address of the page names, as watch/page/servers.js reads it
@@ -33,8 +34,6 @@ SERVER = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?/?", re.IGNORECASE | re.
 MOST_PLAYED = 200  # requests that one call sends,
 MOST_PLAY_S = 10.0  # within this time
 TRACED_EVENTS = 2**13
-TRACE_TYPE = "application/octet-stream"
-FORMATS = {"perfetto": TRACE_TYPE, "chrome": "application/json"}
 
 
 class Played(BaseModel):
@@ -116,20 +115,11 @@ def make_blueprint(service: Service) -> Blueprint:
         return respond(TextAnswer(prompt=prompt, answer=answer))
 
     @blueprint.get("/watch/trace")
-    @plain_errors(400, 503, media=TRACE_TYPE, query={"format": {"enum": list(FORMATS)}})
+    @plain_errors(503, whole=Trace)
     def trace() -> Response:
         service.require_ready()
-        form = request.args.get("format", "perfetto")
-        if form not in FORMATS:
-            raise ApiError(400, f"format must be one of {', '.join(FORMATS)}, got {show(form)}")
-        from watch.tracks import chrome, perfetto, tracks  # protobuf takes a while to import
-
-        told = tracks(hello(), hub.backlog(TRACED_EVENTS))
-        body, name = (
-            (perfetto([told]), "pftrace") if form == "perfetto" else (chrome([told]), "json")
-        )
-        response = Response(body, mimetype=FORMATS[form])
-        response.headers["Content-Disposition"] = f"attachment; filename=effective-batching.{name}"
+        response = jsonify(chrome([tracks(hello(), hub.backlog(TRACED_EVENTS))]))
+        response.headers["Content-Disposition"] = "attachment; filename=effective-batching.json"
         return response
 
     @blueprint.post("/watch/play")

@@ -72,7 +72,7 @@ class Ledger(Memory):
         self._free = list(range(num_blocks - 1, -1, -1))
         self.sharers: dict[int, int] = {}  # used block -> number of sequences that refer to it
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
-        self._found: dict[bytes, int] = {}  # digest -> the block with these tokens
+        self._block_of: dict[bytes, int] = {}  # digest -> the block with these tokens
         self._digest: dict[int, bytes] = {}  # the inverse
         self._digests: dict[int, list[bytes]] = {}  # request -> digests of its full blocks
 
@@ -105,14 +105,14 @@ class Ledger(Memory):
     def open(self, requests: Sequence[Request]) -> Sequence[int]:
         """Assigns blocks to requests that are admitted together. Returns the tokens of each that a
         prefix hit covers. The plan was checked: there are enough blocks."""
-        found = [self.hits(request) for request in requests]
-        for hits in found:  # all of them first, so that none is overwritten for another request
+        hits_of = [self.hits(request) for request in requests]
+        for hits in hits_of:  # all of them first, so that none is overwritten for another request
             for block in hits:
                 self._cached.pop(block, None)
                 self.sharers[block] = self.sharers.get(block, 0) + 1
-        for request, hits in zip(requests, found, strict=True):
+        for request, hits in zip(requests, hits_of, strict=True):
             self._assign(request, self.admission(request) - len(hits), hits)
-        return [len(hits) * self.block_tokens for hits in found]
+        return [len(hits) * self.block_tokens for hits in hits_of]
 
     def grow(self, steps: Iterable[Advance]) -> Mapping[int, Sequence[int]]:
         """Assigns residents the blocks that their next tokens need. Returns all blocks assigned
@@ -131,8 +131,8 @@ class Ledger(Memory):
         if full > table.shareable:
             digests = self._digests_of(request, full)
             for i in range(table.shareable, full):
-                if digests[i] not in self._found:
-                    self._found[digests[i]] = table.blocks[i]
+                if digests[i] not in self._block_of:
+                    self._block_of[digests[i]] = table.blocks[i]
                     self._digest[table.blocks[i]] = digests[i]
             table.shareable = full
 
@@ -154,7 +154,7 @@ class Ledger(Memory):
         """Drops the contents of cached blocks. All sequences were released."""
         self._free += self._cached
         self._cached.clear()
-        self._found.clear()
+        self._block_of.clear()
         self._digest.clear()
 
     def forget(self, request: Request) -> None:
@@ -191,8 +191,8 @@ class Ledger(Memory):
             return ()
         limit = cast(Sharer, request).hit_limit // self.block_tokens
         digests = self._digests_of(request, limit)[:limit]
-        hit = itertools.takewhile(self._found.__contains__, digests)
-        return [self._found[digest] for digest in hit]
+        hit = itertools.takewhile(self._block_of.__contains__, digests)
+        return [self._block_of[digest] for digest in hit]
 
     def admission(self, request: Request) -> int:
         """Blocks of an admitted request, shared ones included."""
@@ -205,13 +205,12 @@ class Ledger(Memory):
         """Further blocks that a resident needs for this step."""
         request = step.request
         count = len(self._tables[request.id].blocks)
-        room = count * self.block_tokens
-        wanted = request.computed + step.num_tokens
-        if wanted <= room:
+        held, needed = count * self.block_tokens, request.computed + step.num_tokens
+        if needed <= held:
             return 0
         most = request.known + request.max_tokens - request.generated
-        wanted = min(most, max(room + (self.growth_tokens or 0), wanted))
-        return self.blocks_of(wanted) - count
+        needed = min(most, max(held + (self.growth_tokens or 0), needed))
+        return self.blocks_of(needed) - count
 
     # --- blocks -----------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class Ledger(Memory):
         """`count` further blocks for a sequence, which begins with `hits` if it has none yet."""
         while len(self._free) < count:
             block, _ = self._cached.popitem(last=False)
-            del self._found[self._digest.pop(block)]
+            del self._block_of[self._digest.pop(block)]
             self._free.append(block)
         taken = [self._free.pop() for _ in range(count)]
         self.sharers.update(dict.fromkeys(taken, 1))

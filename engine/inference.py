@@ -142,14 +142,14 @@ class Inference:
         """Generated tokens, without those in flight."""
         return len(self.ids) - self.prompt_tokens
 
-    def wanted(self, tokens: Sequence[int]) -> Sequence[int]:
+    def until_end(self, tokens: Sequence[int]) -> Sequence[int]:
         """The first of these generated tokens, up to one that ends the request."""
-        room = self.prompt_tokens + self.max_tokens - len(self.ids)
+        left = self.prompt_tokens + self.max_tokens - len(self.ids)
         ends = (i + 1 for i, token in enumerate(tokens) if token in self.end_ids)
-        return tokens[: min(room, next(ends, room))]
+        return tokens[: min(left, next(ends, left))]
 
     def receive(self, tokens: Sequence[int], now_s: float, drafts: Drafts = NO_DRAFTS) -> None:
-        """Adds generated tokens, all of them `wanted`, of which one was expected. The accepted
+        """Adds generated tokens, none behind its end, of which one was expected. The accepted
         drafts among them are computed; what was computed behind these counts as never computed."""
         self.last_token_s = now_s
         if self.first_token_s is None:

@@ -131,13 +131,13 @@ class Iteration:
         record = self.record
         counts = list(record.rows.token_counts)
         accepted, rejected = [0] * len(counts), [0] * len(counts)
-        for i, (computed, kept) in drafts.items():
+        for i, (computed, correct) in drafts.items():
             keys = self.steps[i].start + self.steps[i].num_tokens
             keys = computed * keys + computed * (computed + 1) // 2
             record.attended += keys
             record.context += keys
-            counts[i] += kept
-            accepted[i], rejected[i] = kept, computed - kept
+            counts[i] += correct
+            accepted[i], rejected[i] = correct, computed - correct
         record.accepted_drafts, record.rejected_drafts = sum(accepted), sum(rejected)
         record.num_tokens += record.accepted_drafts
         record.rows = replace(
@@ -147,7 +147,7 @@ class Iteration:
             rejected=tuple(rejected),
         )
 
-    def wanted(self, outcome: Outcome) -> Outcome:
+    def until_ends(self, outcome: Outcome) -> Outcome:
         """The outcome without tokens of rows that failed or have ended, and without those behind
         one that ends their request."""
         ended = [inference for inference in self.batch if inference.end is not None]
@@ -155,7 +155,7 @@ class Iteration:
             return outcome
         rows = zip(self.batch, outcome.tokens, strict=True)
         tokens = [
-            () if i in outcome.failed or inference.end is not None else inference.wanted(tokens)
+            () if i in outcome.failed or inference.end is not None else inference.until_end(tokens)
             for i, (inference, tokens) in enumerate(rows)
         ]
         scores = {i: row[: len(tokens[i])] for i, row in outcome.logprobs.items()}

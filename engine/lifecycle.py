@@ -32,7 +32,7 @@ from seams import (
 
 log = logging.getLogger(__name__)
 
-HISTORY_RECORDS = 2**13  # kept at most,
+HISTORY_RECORDS = 2**13  # at most,
 HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
 
 
@@ -169,7 +169,7 @@ class Lifecycle:
             return
         # in this order, or a reader in between would miss the whole busy period
         for recorder in self.recorders:
-            self.tell(recorder.busy, since_s, now_s)
+            self.notify(recorder.busy, since_s, now_s)
         self.queue.busy_since_s, self._idle_since_s = None, now_s
         if self.ledger.used:
             log.critical(
@@ -217,10 +217,10 @@ class Lifecycle:
             and (self.is_in_flight(one) or one.id in advanced)
         ]
         for place, inference in enumerate(newcomers):
-            wanted = min(inference.hit_limit, inference.prompt_tokens) // ledger.block_tokens
-            if inference.group not in groups or len(ledger.hits(inference)) >= wanted:
+            needed = min(inference.hit_limit, inference.prompt_tokens) // ledger.block_tokens
+            if inference.group not in groups or len(ledger.hits(inference)) >= needed:
                 continue
-            if any(group == inference.group and blocks < wanted for group, blocks in computing):
+            if any(group == inference.group and blocks < needed for group, blocks in computing):
                 late = {newcomer.id for newcomer in newcomers[place:]}
                 return replace(plan, advance=[s for s in plan.advance if s.request.id not in late])
             computing.append((inference.group, 0))
@@ -283,7 +283,7 @@ class Lifecycle:
         self.queue.ends_s.append(now_s)
         self.num_deferred -= inference.service_class == "deferred"
         for recorder in self.recorders:
-            self.tell(recorder.request, inference.record)
+            self.notify(recorder.request, inference.record)
         self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
         inference.updated.set()
@@ -306,7 +306,7 @@ class Lifecycle:
             inference.updated.set()
 
     @staticmethod
-    def tell(receive: Callable[..., None], *what: object) -> None:
+    def notify(receive: Callable[..., None], *what: object) -> None:
         """Passes something to a recorder. Its error loses a record, never a response."""
         try:
             receive(*what)

@@ -19,7 +19,7 @@ from typing import cast
 
 from engine.blocks import Ledger
 from engine.inference import Inference
-from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 from seams import Advance, Drafts
 
@@ -36,7 +36,7 @@ KEPT_WITHOUT = 0.99  # of both, after each iteration without: what was rejected 
 class Speculation:
     """Plans drafts, and learns how many are accepted."""
 
-    def __init__(self, most: int, predictor: StepTime) -> None:
+    def __init__(self, most: int, predictor: Predictor) -> None:
         """`most`: drafts of a row."""
         self.most = most
         self._predictor = predictor
@@ -45,18 +45,18 @@ class Speculation:
     def plan(
         self,
         rows: Sequence[tuple[Inference, int]],
-        room: int,
+        most_drafts: int,
         memory: Ledger,
     ) -> dict[int, int]:
-        """Drafts by request. `rows`: with the tokens that each computes. `room`: the most drafts of
-        all rows together."""
-        if room <= 0:
+        """Drafts by request. `rows`: with the tokens that each computes. `most_drafts`: of all rows
+        together."""
+        if most_drafts <= 0:
             return {}
         may = [(row, most) for row, n in rows if n == 1 and (most := self._most(row, memory)) > 0]
         if not may:
             return {}
         work = Work.of(cast(Sequence[Advance], rows))
-        drafts = self._best([(most, self._share(row), row) for row, most in may], work, room)
+        drafts = self._best([(most, self._share(row), row) for row, most in may], work, most_drafts)
         self._forget([row for row, _ in may if row.id not in drafts])
         if not drafts:
             self._hits *= KEPT_WITHOUT
@@ -90,7 +90,7 @@ class Speculation:
             row.draft_trials *= KEPT_WITHOUT
 
     def _best(
-        self, may: Sequence[tuple[int, float, Inference]], work: Work, room: int
+        self, may: Sequence[tuple[int, float, Inference]], work: Work, most_drafts: int
     ) -> dict[int, int]:
         """One draft after the other, the likeliest first, and of these numbers the best. `may`: the
         most drafts of each row, and the share of them that is likely to be accepted. `work`: of the
@@ -99,14 +99,14 @@ class Speculation:
         tokens = work.num_drawn  # that are expected
         alone_s = seconds(work)
         if alone_s is None:
-            room = min(room, FREE_ROWS - int(work.num_tokens))
+            most_drafts = min(most_drafts, FREE_ROWS - int(work.num_tokens))
         next_ones = [(-share, i) for i, (_, share, _) in enumerate(may)]  # likelihoods
         heapq.heapify(next_ones)
         counts = [0] * len(may)
         best, best_counts = 0.0, [0] * len(may)
         if alone_s is not None:
             best = LEAST_GAIN * tokens / max(alone_s, 1e-9)
-        for _ in range(min(room, MOST_PLANNED)):
+        for _ in range(min(most_drafts, MOST_PLANNED)):
             if not next_ones:
                 break
             likelihood, i = next_ones[0]

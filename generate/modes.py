@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.blocks import Ledger
-from generate import dynamic, nobatch, static
 from generate.rectangle import RectangleLedger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
-from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.predictor import Predictor
 from scheduling.registry import make_policy
 from seams import Model, Policy, Step
 
@@ -20,33 +19,48 @@ ModeName = Literal["nobatch", "static", "dynamic"]
 LayOut = Callable[[Sequence[Step]], Sequence[Step]]
 
 
+def alone(steps: Sequence[Step]) -> Sequence[Step]:
+    """One sequence: its prompt at first, then a token at a time."""
+    (step,) = steps
+    return [step]
+
+
+def padded(steps: Sequence[Step]) -> Sequence[Step]:
+    """A rectangle: all prompts at first, then one column of tokens at a time. Padding on the left
+    ends all rows in the same column, where the next token is drawn. A row that is done stays and is
+    computed as padding, which is the cost of a rectangle."""
+    width = max(step.num_tokens for step in steps)
+    return [step._replace(padding=width - step.num_tokens) for step in steps]
+
+
+def ragged(steps: Sequence[Step]) -> Sequence[Step]:
+    """Rows of any length and phase, nothing padded: the linear layers see one matrix of all tokens,
+    attention sees each row's own past ("selective batching", Orca, OSDI '22, section 4.2)."""
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """`policy` is given the server's options and the step time, `ledger` what `make_ledger` is
     given."""
 
-    policy: Callable[[Any, StepTime], Policy]
+    policy: Callable[[Any, Predictor], Policy]
     lay_out: LayOut
     ledger: Callable[..., Ledger]
 
 
-def _nobatch_policy(*_: Any) -> Policy:
-    return NoBatch()
-
-
-def _static_policy(options: Any, _: StepTime) -> Policy:
-    answers: Literal["own", "batch"] = "batch" if options.static_release == "batch" else "own"
-    return Static(options.max_wait_ms / 1000, answers)
-
-
-def _dynamic_policy(options: Any, predictor: StepTime) -> Policy:
-    return make_policy(options.policy, options, predictor)
-
-
 MODES: dict[ModeName, Mode] = {
-    "nobatch": Mode(_nobatch_policy, nobatch.lay_out, RectangleLedger),
-    "static": Mode(_static_policy, static.lay_out, RectangleLedger),
-    "dynamic": Mode(_dynamic_policy, dynamic.lay_out, Ledger),
+    "nobatch": Mode(lambda options, predictor: NoBatch(), alone, RectangleLedger),
+    "static": Mode(
+        lambda options, predictor: Static(
+            options.max_wait_ms / 1000, "batch" if options.static_release == "batch" else "own"
+        ),
+        padded,
+        RectangleLedger,
+    ),
+    "dynamic": Mode(
+        lambda options, predictor: make_policy(options.policy, options, predictor), ragged, Ledger
+    ),
 }
 
 

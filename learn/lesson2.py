@@ -70,7 +70,7 @@ def show() -> str:
 LESSON = Lesson(
     title="Static batching",
     ours={"WholeBatch": lambda: product("static"), "lay_out": LAY_OUT},
-    solution="`Static` in scheduling/policies/static.py, `lay_out` in generate/static.py",
+    solution="`Static` in scheduling/policies/static.py, `padded` in generate/modes.py",
     checks={
         "the rows of an iteration are equally wide": equally_wide,
         "a batch takes as many as wait, and stays as it is": a_batch_stays,

@@ -19,8 +19,7 @@ from typing import Any, cast
 
 from batching import BatchingManager, EngineFailedError
 from engine.inference import Inference
-from generate import dynamic
-from generate.modes import MODES, LayOut
+from generate.modes import MODES, LayOut, ragged
 from learn import LessonError, require
 from learn.hash_model import HashModel, VirtualClock, tokens_alone
 from seams import Advance, IterationRecord, Model, Policy, RequestRecord, Sampling
@@ -59,17 +58,17 @@ class Stage:
     model: Model
     ledger: Any  # as engine.blocks.Ledger
     clock: VirtualClock | WorkClock
-    lay_out: LayOut = dynamic.lay_out
+    lay_out: LayOut = ragged
 
 
 def hashed(
     blocks: int = 16384,
     size: int = 1,
     ledger: Callable[[int, int], Any] = MODES["dynamic"].ledger,
-    lay_out: LayOut = dynamic.lay_out,
+    lay_out: LayOut = ragged,
 ) -> Stage:
     """With the hash model: so many blocks of so many tokens. Another layout makes a rectangle."""
-    model = HashModel(blocks, size, rectangle=lay_out is not dynamic.lay_out)
+    model = HashModel(blocks, size, rectangle=lay_out is not ragged)
     return Stage(model, ledger(blocks, size), model.clock, lay_out)
 
 

@@ -11,27 +11,31 @@ import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from scheduling.fitting import is_decoding
-from scheduling.lending import LentMemory
-from scheduling.waiting import Group, Waiting
+from scheduling.fitting import PreemptibleMemory, is_decoding
 from seams import Observer, Plan, Policy, Request, Served, View
 
-KEPT = 10_000  # users, programs or requests of which something is remembered
+REMEMBERED = 2**15  # users, programs or requests of which a number is known: more than may wait
+
+Group = Any  # a hashable
 
 
-class Order(ABC):
-    """Who comes first: groups by their rank, and within a group by `rank`, then by arrival.
+class Order:
+    """Who comes first. Requests form groups, such as those of a user, whose rank may change. Of
+    equal groups the one that has waited longest is first, so equal newcomers do not pass it. Within
+    its group a request has a rank that does not change while it waits; equal ones go by arrival.
+    The lowest rank is the first. A plan looks at all waiting requests.
     `oldest_every`: of so many iterations that pause requests, one goes by arrival alone, so that no
     request waits for ever; None: some may."""
 
     oldest_every: int | None = None
 
     def __init__(self) -> None:
-        self.waiting = Waiting(self)
+        self.waited: set[int] = set()  # requests, in the newest view
+        self._since: dict[Group, int] = {}  # of their groups: the request with which each began to
 
     def group(self, request: Request) -> Group:
         return 0
@@ -39,9 +43,13 @@ class Order(ABC):
     def group_rank(self, group: Group) -> Any:
         return 0
 
-    @abstractmethod
     def rank(self, request: Request) -> Any:
-        """The lowest is the first."""
+        """Within its group."""
+        return 0
+
+    def ranks(self, queue: Sequence[Request]) -> Sequence[Any]:
+        """Of the waiting requests of a group."""
+        return [self.rank(request) for request in queue]
 
     def key(self, request: Request) -> Any:
         """Compares residents with waiting requests."""
@@ -49,29 +57,56 @@ class Order(ABC):
 
     def first(self, view: View, most: int) -> list[Request]:
         """The first of the waiting requests."""
-        return self.waiting.first(view, most)
+        queues: dict[Group, list[Request]] = {}
+        for request in view.waiting:
+            queues.setdefault(self.group(request), []).append(request)
+        waited, since = self.waited, self._since
+        since = {
+            group: since[group]
+            for group, queue in queues.items()
+            if group in since and any(request.id in waited for request in queue)
+        }
+        if new := [group for group in queues if group not in since]:
+            self.joined(new, since)
+            since.update((group, queues[group][0].id) for group in new)
+        self.waited, self._since = {request.id for request in view.waiting}, since
+        groups = [(self.group_rank(group), id, group) for group, id in since.items()]
+        heapq.heapify(groups)
+        heaps: dict[Group, list[tuple[Any, int, Request]]] = {}  # of the groups that are reached
+        chosen: list[Request] = []
+        while groups and len(chosen) < most:
+            _, id, group = groups[0]
+            if group not in heaps:
+                ranks = zip(self.ranks(queues[group]), queues[group], strict=True)
+                heaps[group] = [(rank, request.id, request) for rank, request in ranks]
+                heapq.heapify(heaps[group])
+            chosen.append(heapq.heappop(heaps[group])[-1])
+            self.choose(chosen[-1], view)
+            if heaps[group]:
+                heapq.heapreplace(groups, (self.group_rank(group), id, group))
+            else:
+                heapq.heappop(groups)
+        self.forget_choices()
+        return chosen
 
-    def observe(self, rows: Iterable[Served]) -> None:  # noqa: B027
+    def observe(self, rows: Iterable[Served]) -> None:
         """As `seams.Observer`."""
 
-    def joined(self, group: Group) -> None:  # noqa: B027
-        """As `waiting.QueueOrder`, as are the next two."""
+    def joined(self, groups: Sequence[Group], waiting: Collection[Group]) -> None:
+        """`groups` begin to wait, beside those that wait already."""
 
-    def choose(self, request: Request, view: View) -> None:  # noqa: B027
-        pass
+    def choose(self, request: Request, view: View) -> None:
+        """The request is chosen by the present plan, which may change the rank of its group..."""
 
-    def forget_choices(self) -> None:  # noqa: B027
-        pass
+    def forget_choices(self) -> None:
+        """...until the plan is complete."""
 
 
-class Sorted(Order):
-    """An order that changes with time, so that every plan looks at all waiting requests."""
+class Sorted(Order, ABC):
+    """An order in which the rank of each request changes with time."""
 
     def first(self, view: View, most: int) -> list[Request]:
         return heapq.nsmallest(most, view.waiting, key=lambda r: (self.rank_in(view, r), r.id))
-
-    def rank(self, request: Request) -> Any:
-        return 0
 
     @abstractmethod
     def rank_in(self, view: View, request: Request) -> Any: ...
@@ -89,36 +124,12 @@ class Attained(OrderedDict[Any, float]):
     def _set(self, key: Any, value: float) -> None:
         self[key] = value
         self.move_to_end(key)
-        if len(self) > KEPT:
+        if len(self) > REMEMBERED:
             self.popitem(last=False)
 
 
-class EndUserTurns:
-    """Within a user, the end users take turns: start-time fair queueing with requests of equal cost
-    (Goyal et al., SIGCOMM '96). A request keeps its turn when it is preempted, and its end user
-    does not get back the turn of one that is cancelled."""
-
-    def __init__(self) -> None:
-        self._last = Attained()  # by user, and by user and end user: the newest turn
-        self._given = Attained()  # by request
-
-    def of(self, request: Request, first: float | None) -> float:
-        """The turn of a request. `first`: the turn that is first now; None: no request waits."""
-        if (given := self._given.get(request.id)) is not None:
-            return given
-        own = request.user, request.end_user
-        now = self._last.get(request.user, 0.0) if first is None else first
-        turn = max(self._last.get(own, 0.0) + 1, now)
-        self._last.raise_to(own, turn)
-        self._last.raise_to(request.user, turn)
-        self._given.raise_to(request.id, turn)
-        return turn
-
-
-class Joining:
+class Joining(Policy):
     """Residents run until they are done; newcomers join in order while there are places."""
-
-    answers: Literal["own", "batch"] = "own"
 
     def __init__(self, order: Order, chunks: Policy) -> None:
         self.order = order
@@ -132,9 +143,6 @@ class Joining:
         self.order.observe(rows)
         if isinstance(self.chunks, Observer):
             self.chunks.observe(rows)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return [request for request in resident if request.done]
 
 
 class Pausing(Joining):
@@ -150,9 +158,15 @@ class Pausing(Joining):
         limit, order = view.max_batch_size, self.order
         every = order.oldest_every
         by_age = every is not None and self._iterations % every == every - 1
-        chosen = _oldest(view, limit) if by_age else order.first(view, limit)
-        key = _age if by_age else order.key
-        residents = sorted((r for r in view.resident if not r.done), key=key)
+        chosen = heapq.nsmallest(limit, view.waiting, _age) if by_age else order.first(view, limit)
+        here = [request for request in view.resident if not request.done]
+        rank = _age if by_age else order.key
+        keys = {request.id: rank(request) for request in (*here, *chosen)}
+
+        def key(request: Request) -> Any:
+            return keys[request.id]
+
+        residents = sorted(here, key=key)
         top = heapq.nsmallest(limit, [*residents, *chosen], key=key)
         new = [request for request in top if not request.resident]
         victims = residents
@@ -169,7 +183,7 @@ class Pausing(Joining):
         running = running[: limit - len(new)]
         if not (running or new):  # their last tokens are in flight
             running = list(view.resident[:limit])
-        memory = LentMemory(view.memory, dropped)
+        memory = PreemptibleMemory(view.memory, dropped)
         plan = self.chunks.plan(replace(view, waiting=new, resident=running, memory=memory))
         planned = {step.request.id for step in plan.advance}
         if dropped and not all(request.id in planned for request in new):
@@ -184,15 +198,6 @@ class Pausing(Joining):
 
 def _age(request: Request) -> int:
     return request.id
-
-
-def _oldest(view: View, most: int) -> list[Request]:
-    """The oldest of the waiting requests."""
-    waiting = view.waiting
-    if not view.num_deferred:  # preempted ones in order of arrival, then the others
-        others = bisect_left(waiting, True, key=lambda request: not request.num_preemptions)
-        waiting = [*waiting[: min(most, others)], *waiting[others : others + most]]
-    return heapq.nsmallest(most, waiting, key=_age)
 
 
 def _admitted(

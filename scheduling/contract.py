@@ -23,7 +23,14 @@ def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
     if not isinstance(plan, Plan):
         raise PolicyError(f"the policy returned {type(plan).__name__}, not a seams.Plan")
     if not plan.advance:
-        _check_waits(plan.wake_s, view.now_s)
+        wake_s = plan.wake_s
+        if wake_s is None:
+            raise PolicyError("the policy planned nothing and set no wake_s")
+        if not (isinstance(wake_s, int | float) and wake_s > view.now_s):
+            raise PolicyError(
+                f"the policy planned nothing with wake_s {wake_s!r}; allowed: a time after "
+                f"view.now_s, which is {view.now_s}"
+            )
     rows = len(plan.advance) + len(plan.hold)
     resident = {request.id for request in view.resident}
     preempted = {request.id for request in plan.preempt}
@@ -58,16 +65,6 @@ def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
             )
     if plan.hold:
         _check_held(plan, resident, preempted | advanced)
-
-
-def _check_waits(wake_s: object, now_s: float) -> None:
-    if wake_s is None:
-        raise PolicyError("the policy planned nothing and set no wake_s")
-    if not (isinstance(wake_s, int | float) and wake_s > now_s):
-        raise PolicyError(
-            f"the policy planned nothing with wake_s {wake_s!r}; allowed: a time after view.now_s, "
-            f"which is {now_s}"
-        )
 
 
 def _check_memory(new: Sequence[Request], plan: Plan, view: View) -> None:

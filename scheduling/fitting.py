@@ -1,12 +1,12 @@
-"""What policies share: which requests are in decode, and which of a queue can be admitted next to
-the residents."""
+"""What policies share: which requests are in decode, which of a queue can be admitted next to the
+residents, and KV memory some of which may be taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from seams import Advance, Request, View
+from seams import Advance, Memory, Request, Trial, View
 
 MOST_AT_ONCE = 16  # tokens that an iteration yields; more are a prompt that is computed again
 
@@ -35,3 +35,29 @@ def fitting(view: View, queue: Sequence[Request]) -> Sequence[Request]:
         return ()
     first = queue[:places]
     return first[: view.memory.fit(first)]
+
+
+class PreemptibleMemory(Memory):
+    """Blocks of the residents `preemptible` count as available."""
+
+    def __init__(self, memory: Memory, preemptible: Sequence[Request]) -> None:
+        self.memory = memory
+        self.preemptible = preemptible
+        self.num_blocks = memory.num_blocks
+
+    @property
+    def used(self) -> int:
+        return self.memory.used - self.memory.freed(self.preemptible)
+
+    @property
+    def cached(self) -> int:
+        return self.memory.cached
+
+    def freed(self, requests: Iterable[Request]) -> int:
+        return self.memory.freed(requests)
+
+    def hit_tokens(self, request: Request) -> int:
+        return self.memory.hit_tokens(request)
+
+    def trial(self, releasing: Iterable[Request] = ()) -> Trial:
+        return self.memory.trial([*self.preemptible, *releasing])

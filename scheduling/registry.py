@@ -33,7 +33,7 @@ from scheduling.policies.orders.vtc import VTC
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
-from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.predictor import Predictor
 from seams import Policy
 
 Made = TypeVar("Made")
@@ -56,7 +56,7 @@ def _composed(
     admission: Callable[[Order, Policy], Policy],
     order: Callable[..., Order],
     options: Any,
-    predictor: StepTime | None = None,
+    predictor: Predictor | None = None,
 ) -> Policy:
     chunks = _made(StallFree, options, predictor)
     return admission(_made(order, options, predictor), chunks)
@@ -84,13 +84,13 @@ def options_of(make: Callable[..., Any], options: Any) -> dict[str, Any]:
     return {**taken, "options": options} if "options" in parameters else taken
 
 
-def _made(make: Callable[..., Made], options: Any, predictor: StepTime | None) -> Made:
+def _made(make: Callable[..., Made], options: Any, predictor: Predictor | None) -> Made:
     learnt = inspect.signature(make).parameters
     further = {"predictor": predictor} if "predictor" in learnt else {}
     return make(**options_of(make, options), **further)
 
 
-def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> Policy:
+def make_policy(name: str, options: Any, predictor: Predictor | None = None) -> Policy:
     """`options`: a dataclass, the server's. `predictor`: its step time; None: nothing is learnt.
     Raises PolicyOptionError."""
     if name in POLICIES:
@@ -136,7 +136,7 @@ def _where(error: Exception, module_name: str) -> str:
 
 def with_deferred(
     inner: Policy,
-    predictor: StepTime,
+    predictor: Predictor,
     *,
     mode: Literal["nobatch", "static", "dynamic"],
     deferred_policy: Literal["budget", "fifo", "priority", "exclusive"],

@@ -51,14 +51,14 @@ class Liveness:
         if manager.model.lost is not None or paused:
             self._counts_from_s = now_s
         lasted_s = now_s - max(began_s, self._counts_from_s)
-        if lasted_s <= self.limit.least_s or lasted_s <= self.limit.seconds(self._predicted_s()):
+        if lasted_s <= self.limit.least_s:
+            return None
+        # none in flight: the policy hangs, or the model before it started
+        iteration = next(iter(manager.in_flight.copy()), None)
+        predicted_s = None if iteration is None else self.predict(iteration.work())
+        if lasted_s <= self.limit.seconds(predicted_s):
             return None
         return (
             f"an iteration has not ended after {lasted_s:.0f} s; allowed: {self.limit.factor:g} "
             f"times its predicted duration, and at least {self.limit.least_s:g} s"
         )
-
-    def _predicted_s(self) -> float | None:
-        if (iteration := next(iter(self.manager.in_flight.copy()), None)) is None:
-            return None  # the policy hangs, or the model before it started
-        return self.predict(iteration.work())

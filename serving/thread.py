@@ -248,7 +248,7 @@ class Engine:
         return Speculation(most, self.predictor)
 
     def _watch(self) -> None:
-        liveness = Liveness(self.manager, self.predictor.foretell, self.limit)
+        liveness = Liveness(self.manager, self.predictor.predict, self.limit)
         while self._thread.is_alive():
             now_s = time.perf_counter()
             if (verdict := liveness.look(now_s)) is not None:

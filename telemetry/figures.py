@@ -4,7 +4,6 @@ and docs/measuring.md defines each figure. Times are in seconds."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -104,34 +103,29 @@ class Iterations(TypedDict):
     iterations: list[list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What figures are computed from. `in_flight`: waiting and running requests. `newest`: the
-    newest completed requests."""
-
-    totals: Totals
-    since_unix_s: float
-    busy_s: float
-    in_flight: Mapping[str, int]
-    newest: Sequence[RequestRecord]
-
-
-def figures(window: Window) -> Figures:
-    totals, busy_s = window.totals, window.busy_s
+def figures(
+    totals: Totals,
+    since_unix_s: float,
+    busy_s: float,
+    in_flight: Mapping[str, int],
+    newest: Sequence[RequestRecord],
+) -> Figures:
+    """Of a window. `in_flight`: waiting and running requests. `newest`: the newest completed
+    requests."""
     completed, rows = totals.count("length", "stop"), totals.iterations
     return {
         "latency-per-token": _ratio(totals.latency_per_token_s, completed),
         "throughput": _ratio(totals.generated, busy_s),
         "total-tokens-handled": totals.generated,
         "total-elapsed-time": busy_s,
-        "since": window.since_unix_s,
+        "since": since_unix_s,
         "counts": {
             "received": totals.received,
             "completed": completed,
             "failed": totals.count("failed"),
             "cancelled": totals.count("cancelled") + totals.left,
             "rejected": totals.rejected,
-            **window.in_flight,
+            **in_flight,
         },
         "batch-size": {
             "mean": _ratio(sum(n * times for n, times in rows.items()), rows.total()),
@@ -152,19 +146,17 @@ def figures(window: Window) -> Figures:
             "hit-tokens": totals.hit_tokens,
         },
         "drafts": {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts},
-        **_latencies(window.newest),
-        "latency-by-num-tokens": _by_tokens(window.newest),
-        "by-class": {of: _of_class(of, window) for of in get_args(ServiceClass)},
-    }
-
-
-def _of_class(of: ServiceClass, window: Window) -> ClassFigures:
-    totals = window.totals
-    return {
-        "completed": totals.count("length", "stop", of=of),
-        "failed": totals.count("failed", of=of),
-        "cancelled": totals.count("cancelled", of=of),
-        **_latencies([record for record in window.newest if record.service_class == of]),
+        **_latencies(newest),
+        "latency-by-num-tokens": _by_tokens(newest),
+        "by-class": {
+            of: {
+                "completed": totals.count("length", "stop", of=of),
+                "failed": totals.count("failed", of=of),
+                "cancelled": totals.count("cancelled", of=of),
+                **_latencies([record for record in newest if record.service_class == of]),
+            }
+            for of in get_args(ServiceClass)
+        },
     }
 
 

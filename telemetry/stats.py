@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol, get_args
 
 from seams import PHASES, End, IterationRecord, RequestRecord, ServiceClass, phase_of
-from telemetry.figures import Figures, Iterations, Window, figures
+from telemetry.figures import Figures, Iterations, figures
 
 REQUESTS_KEPT = 20_000
 ITERATIONS_KEPT = 20_000
@@ -155,7 +155,7 @@ class Queue(Protocol):
 
 
 class Stats:
-    """A records.Recorder for a server. All methods may be called from any thread."""
+    """A `seams.Recorder` for a server. All methods may be called from any thread."""
 
     def __init__(self, now_s: float) -> None:
         self._lock = threading.Lock()
@@ -176,16 +176,17 @@ class Stats:
     # --- receiving --------------------------------------------------------------------------
 
     def iteration(self, record: IterationRecord) -> None:
-        totals, distributions, phase = (
-            self._totals,
-            self._distributions,
-            phase_of(record.rows.kinds),
-        )
+        totals, distributions = self._totals, self._distributions
+        phase = phase_of(record.rows.kinds)
+        rows, tokens = record.batch_size, record.num_tokens
         with self._lock:
-            totals.iterations[record.batch_size] += 1
+            self._iterations.append(
+                (record.start_s, record.duration_s, rows, tokens, record.padding)
+            )
+            totals.iterations[rows] += 1
             totals.model_s += record.duration_s
             totals.generated += record.num_generated
-            totals.tokens += record.num_tokens
+            totals.tokens += tokens
             totals.positions += record.num_positions
             totals.accepted_drafts += record.accepted_drafts
             totals.rejected_drafts += record.rejected_drafts
@@ -198,15 +199,6 @@ class Stats:
                 distributions.accepted[accepted] += 1
             for of, gap_s, times in record.gaps:
                 distributions.inter_token[of].observe(gap_s, times)
-            self._iterations.append(
-                (
-                    record.start_s,
-                    record.duration_s,
-                    record.batch_size,
-                    record.num_tokens,
-                    record.padding,
-                )
-            )
 
     def request(self, record: RequestRecord) -> None:
         totals, distributions = self._totals, self._distributions
@@ -284,7 +276,7 @@ class Stats:
             requests, in_flight = list(self._requests), queue.counts
             totals.received += queue.pending
         # sorting is for after the lock, which the loop needs too
-        return figures(Window(totals, since_unix_s, busy_s, in_flight, requests))
+        return figures(totals, since_unix_s, busy_s, in_flight, requests)
 
     def iterations(self) -> Iterations:
         """The newest iterations of the window; times in seconds since its start."""

@@ -108,7 +108,7 @@ class ChatTemplate:
         if self.unreadable is not None:
             raise ConversationError(self.unreadable)
         template = self._template
-        if tools or any(map(_has_calls, messages)):
+        if tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
             template = self._of_tools
             if not self._knows_tools:
                 messages, tools = conversation.as_text(messages, tools), ()
@@ -175,10 +175,6 @@ def characters(messages: Sequence[Message], tools: Sequence[Tool], names: Mappin
         raise ConversationError("they are nested too deeply") from error
 
 
-def _has_calls(message: Message) -> bool:
-    return message["role"] == "tool" or bool(message.get("tool_calls"))
-
-
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     """A JSON value with each of its texts changed."""
     if isinstance(value, str):
@@ -218,11 +214,14 @@ def _templates(folder: Path) -> dict[str, str]:
     """By name; there is always a default. Raises VocabularyError."""
     files = {"default": TEMPLATE_FILE, TOOL_USE: TOOL_FILE}
     try:
-        found = _declared(read_settings(folder).get("chat_template"))
+        declared = read_settings(folder).get("chat_template")
+        templates = {"default": PLAIN if declared is None else str(declared)}
+        if isinstance(declared, list):  # several, with names
+            templates = {entry["name"]: str(entry["template"]) for entry in declared}
         for name, file in files.items():
             if (path := folder / file).exists():
-                found[name] = path.read_text(encoding="utf-8")
-        return {"default": found.pop("default"), **found}
+                templates[name] = path.read_text(encoding="utf-8")
+        return {"default": templates.pop("default"), **templates}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise VocabularyError(f"{folder}: the chat template cannot be read: {error}") from error
 
@@ -240,10 +239,3 @@ def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
     source = str(metadata.get(GGUF_KEY, PLAIN))
     of_tools = metadata.get(f"{GGUF_KEY}.{TOOL_USE}")
     return ChatTemplate(source, tokenizer, names, None if of_tools is None else str(of_tools))
-
-
-def _declared(templates: Any) -> dict[str, str]:
-    """A template, or several with names."""
-    if isinstance(templates, list):
-        return {entry["name"]: str(entry["template"]) for entry in templates}
-    return {"default": PLAIN if templates is None else str(templates)}

@@ -16,9 +16,14 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import BPE
 
-from text import spelling
-from text.spelling import SPACE
-from text.tokenizer import Tokenizer, VocabularyError, encoder
+from text.tokenizer import (
+    SPACE,
+    Tokenizer,
+    VocabularyError,
+    byte_level,
+    encoder,
+    sentencepiece,
+)
 
 # llama.cpp's `llama_token_type`
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -95,10 +100,10 @@ class _Vocabulary:
         kind = self._get("model")
         if kind == "gpt2":
             hub, adds_bos = self._byte_level()
-            spelled = spelling.byte_level
+            spelled = byte_level
         elif kind == "llama":
             hub, adds_bos = self._sentencepiece(), True
-            spelled = spelling.sentencepiece
+            spelled = sentencepiece
         else:
             raise VocabularyError(
                 f"{self._source}: tokenizer.ggml.model is {kind!r}; allowed: gpt2, llama"
@@ -195,15 +200,15 @@ class _Vocabulary:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
 
     def _list(self, name: str, length: int | None = None) -> list[Any]:
-        found = self._get(name)
-        if not found:
+        values = self._get(name)
+        if not values:
             raise VocabularyError(f"{self._source}: tokenizer.ggml.{name} is missing")
-        if length is not None and len(found) != length:
+        if length is not None and len(values) != length:
             raise VocabularyError(
-                f"{self._source}: tokenizer.ggml.{name} has {len(found)} entries; "
+                f"{self._source}: tokenizer.ggml.{name} has {len(values)} entries; "
                 f"tokenizer.ggml.tokens has {length}"
             )
-        return list(found)
+        return list(values)
 
 
 def _pair(text: str) -> tuple[str, str]:

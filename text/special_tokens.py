@@ -62,9 +62,9 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise VocabularyError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise VocabularyError(f"{path} cannot be read: it is no object")
-    return found
+    return value

@@ -15,9 +15,18 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from embedded.vocabulary import bytes_of_characters
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as HubTokenizer
+
+SPACE = "\u2581"  # SentencePiece's sign for a space
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_BYTE_OF = bytes_of_characters()
+_MARGIN_TOKENS = 64  # to which a cut in a word may matter
+_WORD = re.compile(r"\w")
+_SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 
 
 class VocabularyError(Exception):
@@ -91,17 +100,17 @@ class Tokenizer:
 
     def _flagged(self, pieces: list[str]) -> list[str]:
         """Texts and special tokens in turns, with blanks and words as the tokens' flags say."""
-        found = pieces[:1]
+        parts = pieces[:1]
         for name, after in zip(pieces[1::2], pieces[2::2], strict=True):
             flags = self._flags.get(name)
             if flags is None:
-                found += [name, after]
-            elif flags.single_word and (_WORD.match(found[-1][-1:]) or _WORD.match(after)):
-                found[-1] += name + after
+                parts += [name, after]
+            elif flags.single_word and (_WORD.match(parts[-1][-1:]) or _WORD.match(after)):
+                parts[-1] += name + after
             else:
-                found[-1] = found[-1].rstrip() if flags.lstrip else found[-1]
-                found += [name, after.lstrip() if flags.rstrip else after]
-        return found
+                parts[-1] = parts[-1].rstrip() if flags.lstrip else parts[-1]
+                parts += [name, after.lstrip() if flags.rstrip else after]
+        return parts
 
     def shield(self, text: str) -> str:
         """A client's text on its way into a template: its special tokens stay plain text there."""
@@ -109,7 +118,7 @@ class Tokenizer:
         if self._special is None:
             return text
         # before every character: one special token may be a part of another
-        return self._special.sub(lambda found: _SHIELD + _SHIELD.join(found[0]), text)
+        return self._special.sub(lambda name: _SHIELD + _SHIELD.join(name[0]), text)
 
     def least_tokens(self, text: str) -> int:
         """That it becomes, without reading it: as many as if all were the longest."""
@@ -162,6 +171,21 @@ def encoder(hub: HubTokenizer) -> Callable[[str], list[int]]:
     return lambda text: hub.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
+def byte_level(text: str) -> bytes:
+    """The bytes of a token: each character is one; a text with others, as many added tokens have,
+    is itself."""
+    if all(character in _BYTE_OF for character in text):
+        return bytes(_BYTE_OF[character] for character in text)
+    return text.encode()
+
+
+def sentencepiece(text: str) -> bytes:
+    """The bytes of a token: `<0xNN>` is a byte; all else is text with a sign for spaces."""
+    if byte := _BYTE.fullmatch(text):
+        return bytes.fromhex(byte[1])
+    return text.replace(SPACE, " ").encode()
+
+
 def longest_of(names: Sequence[str]) -> str:
     """A pattern of the longest of these names, which are sorted. At each character it takes one
     branch, where an alternation of all would try each of Gemma's 6,250 names."""
@@ -193,11 +217,6 @@ def _encoded(encode: Callable[[str], list[int]], text: str) -> list[int]:
         raise EncodingError(
             f"the tokenizer failed on {len(text)} characters; shorten runs of spaces"
         ) from error
-
-
-_MARGIN_TOKENS = 64  # to which a cut in a word may matter
-_WORD = re.compile(r"\w")
-_SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 
 
 class Detokenizer:

@@ -18,9 +18,8 @@ from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_enco
 from models.fetch import FetchError, locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import GGUFError, read_header
-from text import spelling
 from text.special_tokens import content, read_names, read_object, read_settings
-from text.tokenizer import Tokenizer, VocabularyError, encoder
+from text.tokenizer import Tokenizer, VocabularyError, byte_level, encoder, sentencepiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
@@ -93,7 +92,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     hub.no_truncation()
     hub.no_padding()
     hub.encode_special_tokens = True  # as plain text
-    spelled = spelling.byte_level if _is_byte_level(hub, folder) else spelling.sentencepiece
+    spelled = byte_level if _is_byte_level(hub, folder) else sentencepiece
     ends, added = _end_ids(folder, hub.token_to_id), hub.get_added_tokens_decoder()
     # those of other modalities, and pads for which the network was not resized, have no rows in it
     rows = read_object(folder / "config.json").get("vocab_size")
@@ -175,9 +174,9 @@ def _is_byte_level(hub: HubTokenizer, folder: Path) -> bool:
             return True
         if model.byte_fallback and decoder is not None and decoder.decode(["<0x41>"]) == "A":
             return False
-    found = [None if part is None else type(part).__name__ for part in (model, decoder)]
+    names = [None if part is None else type(part).__name__ for part in (model, decoder)]
     raise VocabularyError(
-        f"{folder}/tokenizer.json: model and decoder are {found[0]} and {found[1]}; allowed: BPE "
+        f"{folder}/tokenizer.json: model and decoder are {names[0]} and {names[1]}; allowed: BPE "
         "with ByteLevel, or with byte_fallback and a Sequence that contains ByteFallback"
     )
 

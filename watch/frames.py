@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NotRequired
 from typing_extensions import TypedDict
 
 from engine.lifecycle import Arrived, Ended, Event
-from seams import KINDS, IterationRecord, RequestRecord, Rows
+from seams import IterationRecord, Rows
 
 US = 1_000_000
 SAFE = 2**53  # JavaScript's numbers are exact below
@@ -53,7 +53,7 @@ class RunColumns(NamedTuple):
 
     request: int
     slot: int
-    kind: int  # index of records.KINDS
+    kind: int  # index of seams.KINDS
     first: int  # number of its first iteration
     length: int  # iterations
     tokens: int  # computed in all of them, accepted drafts included
@@ -208,52 +208,3 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
                 )  # fmt: skip
         at = same
     return runs
-
-
-def event_of(line: Mapping[str, Any]) -> Event | None:
-    """The event in a line that `--record` wrote; None if it has none."""
-    match line["type"]:
-        case "arrived":
-            return Arrived(
-                line["request"], line["at_s"], line["prompt_tokens"], line["max_tokens"],
-                line["class"], line.get("request_id"), line.get("user", 0), line.get("program"),
-                line.get("priority", 0),
-            )  # fmt: skip
-        case "iteration":
-            columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
-            requests, slots, tokens, kinds, *drafts = columns or ((), (), (), ())
-            accepted, rejected = drafts or ((), ())
-            return IterationRecord(
-                batch_size=sum(kind != "paused" for kind in kinds),
-                num_tokens=sum(tokens),
-                rows=Rows(
-                    requests, slots, tokens, bytes(map(KINDS.index, kinds)), accepted, rejected
-                ),
-                num_waiting=line["waiting"],
-                used_blocks=line["used"],
-                cached_blocks=line["cached"],
-                free_blocks=line["free"],
-                preempted=line["preempted"],
-                start_s=line["start_s"],
-                duration_s=line["duration_s"],
-                num_positions=sum(tokens) + line["padding"] + sum(rejected),
-                padding=line["padding"],
-                num_generated=line["generated"],
-                accepted_drafts=sum(accepted),
-                rejected_drafts=sum(rejected),
-            )
-        case "ended":
-            record = RequestRecord(
-                **{name: line[name] for name in _OF_RECORD},
-                num_preemptions=line["preemptions"],
-                prompt_tokens=0,
-                max_tokens=0,
-                service_class="immediate",
-            )
-            return Ended(line["request"], record)
-    return None
-
-
-_OF_RECORD = (
-    "end", "arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s", "generated",
-)  # fmt: skip

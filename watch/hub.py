@@ -22,13 +22,9 @@ from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05
 STATS_EVERY = 20  # frames
-QUIET_FRAMES = (
-    20  # without an event, after which a frame is sent all the same, to keep clocks in step
-)
+QUIET_FRAMES = 20  # without an event, after which one is sent all the same: clocks stay in step
 MOST_BEHIND = 60  # frames that a viewer may be late: three seconds
 BACKLOG_EVENTS = 2000  # sent to a new viewer at once
-
-_encode = msgspec.json.encode
 
 
 class FullError(Exception):
@@ -42,7 +38,7 @@ class Viewer:
         self._client = client
         self._frames: queue.Queue[bytes | None] = queue.Queue(MOST_BEHIND)
 
-    def tell(self, event: bytes) -> bool:
+    def send(self, event: bytes) -> bool:
         """False if the viewer is too slow."""
         try:
             self._frames.put_nowait(event)
@@ -101,8 +97,10 @@ class Hub:
             if len(self._viewers) >= self.most_viewers:
                 raise FullError
             self._tick()  # the viewer continues where the others are
-            viewer.tell(as_event("hello", self._hello()))
-            viewer.tell(as_event("frame", {**self._backlog(), "stats": self._stats()}))
+            viewer.send(as_event("hello", self._hello()))
+            viewer.send(
+                as_event("frame", {**self._backlog(BACKLOG_EVENTS), "stats": self._stats()})
+            )
             self._viewers.append(viewer)
             if not self._running:
                 self._running = True
@@ -119,7 +117,7 @@ class Hub:
             self._tick()
             return self._backlog(most_events)
 
-    def _backlog(self, most_events: int = BACKLOG_EVENTS) -> Frame:
+    def _backlog(self, most_events: int) -> Frame:
         new = self._history.since(max(0, self._next - most_events))
         events = new.events[: len(new.events) - (new.next - self._next)]
         known = sum(isinstance(event, IterationRecord) for event in events)
@@ -155,11 +153,11 @@ class Hub:
         if with_stats:
             frame["stats"] = self._stats()
         event = as_event("frame", frame)
-        for viewer in [viewer for viewer in self._viewers if not viewer.tell(event)]:
+        for viewer in [viewer for viewer in self._viewers if not viewer.send(event)]:
             self._viewers.remove(viewer)
             viewer.drop()
 
 
 def as_event(name: str, data: Mapping[str, Any] | Hello | Frame) -> bytes:
     """A server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(data))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))

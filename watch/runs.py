@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from telemetry.recording import event_of
 from watch.frames import (
     US,
     ArrivedColumns,
@@ -17,7 +18,6 @@ from watch.frames import (
     Hello,
     IterationColumns,
     RunColumns,
-    event_of,
     make_frame,
 )
 
@@ -104,10 +104,10 @@ def offset_us(head: Line) -> int:
 
 
 def _shipped(path: Path) -> Recorded:
-    told = json.loads(path.read_text())
-    frame = told["frame"]
+    shipped = json.loads(path.read_text())
+    frame = shipped["frame"]
     return Recorded(
-        told["hello"],
+        shipped["hello"],
         {
             "now": frame["now"],
             "first": frame["first"],

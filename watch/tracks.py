@@ -1,31 +1,24 @@
-"""Traces of a server's work, for Perfetto's viewer (ui.perfetto.dev) and for Chrome's.
+"""Traces of a server's work as Chrome's JSON, which Perfetto's viewer (ui.perfetto.dev) opens.
 
 A server is a process: it has tracks for its requests, as many as it had at once, one for the
 iterations, one for each slot of the batch with what ran there, and counters of the queue, the KV
-memory and the tokens. Client, router and model server are processes of their own (`processes.py`).
+memory and the tokens. Client, router and model server are processes of their own (`trace.py`).
 Arrows lead from a preemption to the readmission, and from process to process.
-<https://perfetto.dev/docs/instrumentation/track-events>
+<https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
-    Trace,
-    TrackDescriptor,
-    TrackEvent,
-)
+from typing_extensions import TypedDict
 
 from seams import DECODE, KINDS
-from watch.frames import Frame, Hello, RunColumns
+from watch.frames import Frame, Hello
 
-NS = 1000  # per microsecond
-SEQUENCE = 1
 TRACKS = ("requests", "iterations", "slot")  # their first words, in the order shown
 PARTS = ("waits", "prefill", "decode")
 COUNTERS = ("waiting", "KV blocks in use", "KV blocks cached", "tokens generated")
@@ -52,7 +45,7 @@ class Process:
 def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
     """What the server did, by track. `offset_us`: as `Process` has it."""
     first, iterations = frame["first"], frame["iterations"]
-    found: dict[str, list[Slice]] = {"iterations": []}
+    by_track: dict[str, list[Slice]] = {"iterations": []}
     for n, i in enumerate(iterations, first):
         notes = {
             "generated": i.generated,
@@ -60,7 +53,7 @@ def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
             "padding": i.padding,
             "waiting": i.waiting,
         }
-        found["iterations"].append(
+        by_track["iterations"].append(
             Slice(i.start_us, i.start_us + i.duration_us, f"iteration {n}", notes)
         )
     lost = {request for _, request in frame["preempted"]}
@@ -69,28 +62,24 @@ def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
         last = iterations[run.first + run.length - 1 - first]
         start_us = iterations[run.first - first].start_us
         begun.setdefault(run.request, start_us)
-        found.setdefault(f"slot {run.slot}", []).append(
+        facts = {"request": run.request, "tokens": run.tokens, "iterations": run.length}
+        if run.accepted or run.rejected:
+            facts |= {"accepted drafts": run.accepted, "rejected drafts": run.rejected}
+        by_track.setdefault(f"slot {run.slot}", []).append(
             Slice(
                 start_us,
                 last.start_us + last.duration_us,
                 f"{KINDS[run.kind]}, request {run.request}",
-                _notes(run),
+                facts,
                 (run.request,) if run.request in lost and run.kind <= DECODE else (),
             )
         )
-    found.update(side_by_side("requests", _requests(frame, begun)))
+    by_track.update(side_by_side("requests", _requests(frame, begun)))
     at = [(i.start_us, (i.waiting, i.used, i.cached, i.generated)) for i in iterations]
     counters = {name: [(t, values[k]) for t, values in at] for k, name in enumerate(COUNTERS)}
-    order = sorted(found, key=lambda name: (TRACKS.index(name.split()[0]), len(name), name))
+    order = sorted(by_track, key=lambda name: (TRACKS.index(name.split()[0]), len(name), name))
     title = f"server: {hello['mode']}, model {hello['model']}"
-    return Process(title, {name: found[name] for name in order}, counters, offset_us)
-
-
-def _notes(run: RunColumns) -> dict[str, int]:
-    notes = {"request": run.request, "tokens": run.tokens, "iterations": run.length}
-    if run.accepted or run.rejected:
-        notes |= {"accepted drafts": run.accepted, "rejected drafts": run.rejected}
-    return notes
+    return Process(title, {name: by_track[name] for name in order}, counters, offset_us)
 
 
 def _requests(frame: Frame, begun: Mapping[int, int]) -> Iterator[Slice]:
@@ -126,83 +115,24 @@ def _requests(frame: Frame, begun: Mapping[int, int]) -> Iterator[Slice]:
 
 def side_by_side(name: str, slices: Iterable[Slice]) -> dict[str, list[Slice]]:
     """In as few tracks as hold slices that overlap."""
-    found: list[list[Slice]] = []
+    rows: list[list[Slice]] = []
     for one in sorted(slices, key=lambda one: one.start_us):
-        place = next((of for of in found if of[-1].end_us <= one.start_us), None)
-        if place is None:
-            found.append([one])
+        free = next((row for row in rows if row[-1].end_us <= one.start_us), None)
+        if free is None:
+            rows.append([one])
         else:
-            place.append(one)
-    return {f"{name} {i}": of for i, of in enumerate(found)}
+            free.append(one)
+    return {f"{name} {i}": row for i, row in enumerate(rows)}
 
 
-class _Numbers:
-    """Of flows."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str | int], int] = {}
-
-    def of(self, pid: int, flow: str | int) -> int:
-        key = (0 if isinstance(flow, str) else pid, flow)
-        return self._known.setdefault(key, len(self._known) + 1)
+class Trace(TypedDict):
+    traceEvents: list[dict[str, Any]]
+    displayTimeUnit: str
 
 
-def perfetto(processes: Sequence[Process]) -> bytes:
-    """As TrackEvent protobuf."""
-    trace, numbers = Trace(), _Numbers()
-    uuid = iter(range(1, 2**31))
-
-    def packet(at_us: int | None = None) -> Any:
-        made = trace.packet.add()
-        made.trusted_packet_sequence_id = SEQUENCE
-        if at_us is not None:
-            made.timestamp = at_us * NS
-        return made
-
-    def describe(name: str, parent: int) -> TrackDescriptor:
-        described = packet().track_descriptor
-        described.uuid, described.parent_uuid, described.name = next(uuid), parent, name
-        return described
-
-    def draw(one: Slice, track: int, pid: int, offset_us: int) -> None:
-        begin = packet(one.start_us + offset_us).track_event
-        begin.type, begin.track_uuid, begin.name = TrackEvent.TYPE_SLICE_BEGIN, track, one.name
-        for key, value in one.notes.items():
-            note = begin.debug_annotations.add()
-            note.name = key
-            if isinstance(value, int):
-                note.int_value = value
-            else:
-                note.string_value = value
-        begin.flow_ids.extend(numbers.of(pid, flow) for flow in one.flows)
-        for part in one.parts:
-            draw(part, track, pid, offset_us)
-        end = packet(one.end_us + offset_us).track_event
-        end.type, end.track_uuid = TrackEvent.TYPE_SLICE_END, track
-
-    for pid, process in enumerate(processes, 1):
-        whole = packet().track_descriptor
-        whole.uuid, whole.process.pid, whole.process.process_name = next(uuid), pid, process.name
-        for name, slices in process.tracks.items():
-            track = describe(name, whole.uuid).uuid
-            for one in slices:
-                draw(one, track, pid, process.offset_us)
-        for name, values in process.counters.items():
-            described = describe(name, whole.uuid)
-            described.counter.SetInParent()
-            for at_us, value in values:
-                event = packet(at_us + process.offset_us).track_event
-                event.type, event.track_uuid = TrackEvent.TYPE_COUNTER, described.uuid
-                event.counter_value = value
-    data: bytes = trace.SerializeToString()
-    return data
-
-
-def chrome(processes: Sequence[Process]) -> bytes:
-    """As Chrome's JSON, which older viewers read."""
-    numbers = _Numbers()
+def chrome(processes: Sequence[Process]) -> Trace:
     events: list[dict[str, Any]] = []
-    flows: dict[int, list[dict[str, Any]]] = {}
+    flows: dict[tuple[int, str | int], list[dict[str, Any]]] = {}  # by process, 0: in all
     for pid, process in enumerate(processes, 1):
         events.append(_named(pid, 0, "process_name", name=process.name))
         for tid, (name, slices) in enumerate(process.tracks.items(), 1):
@@ -213,16 +143,17 @@ def chrome(processes: Sequence[Process]) -> bytes:
                 took = one.end_us - one.start_us
                 events.append({**of, "ph": "X", "dur": took, "name": one.name, "args": one.notes})
                 for flow in one.flows:
-                    flows.setdefault(numbers.of(pid, flow), []).append(of)
+                    key = 0 if isinstance(flow, str) else pid, flow
+                    flows.setdefault(key, []).append(of)
         for name, values in process.counters.items():
             for at_us, value in values:
                 of = {"pid": pid, "ts": at_us + process.offset_us}
                 events.append({**of, "ph": "C", "name": name, "args": {"value": value}})
-    for flow, starts in flows.items():
+    for number, starts in enumerate(flows.values(), 1):
         for i, of in enumerate(sorted(starts, key=lambda of: of["ts"])):
-            named = {"id": flow, "name": "request", "cat": "request"}
+            named = {"id": number, "name": "request", "cat": "request"}
             events.append({**of, **named, "ph": "t" if i else "s"})
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def _named(pid: int, tid: int, what: str, **facts: str | int) -> dict[str, Any]:

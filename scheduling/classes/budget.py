@@ -1,11 +1,11 @@
-"""Deferred requests in the gaps of immediate ones: `budget`, a wrapper around any dynamic policy.
+"""Deferred requests in what immediate ones leave: `budget`, a wrapper around any dynamic policy.
 
-Every iteration first does what the wrapped policy plans for the immediate requests (`gap.py`). Then
-deferred rows join, decodes and chunks of prompts, while the predicted duration of the iteration
-stays within the budget, planning included. A row that does not join is paused and keeps its memory.
-Limiting admission alone is not enough, since a resident row then decodes in every iteration (the
-open engine Tidal); filling every iteration up to a latency budget follows HyGen (arXiv 2501.14808)
-and ConServe (arXiv 2410.01228); prompts in chunks follow Sarathi-Serve (OSDI '24).
+Every iteration first does what the wrapped policy plans for the immediate requests (`spare.py`).
+Then deferred rows join, decodes and chunks of prompts, while the predicted duration of the
+iteration stays within the budget, planning included. A row that does not join is paused and keeps
+its memory. Limiting admission alone is not enough, since a resident row then decodes every time
+(the open engine Tidal); filling every iteration up to a latency budget follows HyGen (arXiv
+2501.14808) and ConServe (arXiv 2410.01228); prompts in chunks follow Sarathi-Serve (OSDI '24).
 
 The budget of an iteration with immediate requests is `factor` x its duration with 1/`factor` of
 their work: requests that take `factor` times as long overlap for that much longer, so that more of
@@ -34,9 +34,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduling.classes.gap import Gap
 from scheduling.classes.simple import Wrapper
-from scheduling.prediction.predictor import Load, StepTime
+from scheduling.classes.spare import SpareCapacity
+from scheduling.prediction.predictor import Load, Predictor
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, Served, View
 
@@ -78,7 +78,7 @@ class Budget(Wrapper):
     def __init__(
         self,
         inner: Policy,
-        predictor: StepTime,
+        predictor: Predictor,
         factor: float = 1.15,
         max_step_s: float = 0.1,
         target_s: float | None = None,
@@ -93,10 +93,8 @@ class Budget(Wrapper):
         self._pace_s = 0.0  # duration of that iteration, in which a row gets a token
         self._saved_s = 0.0  # unused rest of budgets with immediate requests
         self._newest = -1  # newest waiting request when they were last examined
-        self._examined_until_s = (
-            -math.inf
-        )  # until this time, at this pace, none of them is short of time
-        self._examined_pace_s = 0.0
+        # until this time, at this pace, none of them is short of time
+        self._examined_until_s, self._examined_pace_s = -math.inf, 0.0
         self._starved = 0  # iterations since a deferred row took part
 
     def plan(self, view: View) -> Plan:
@@ -106,24 +104,27 @@ class Budget(Wrapper):
         return super().plan(view)
 
     def mixed(self, view: View) -> Plan:
-        gap = Gap(self.inner, view)
+        spare = SpareCapacity(self.inner, view)
         before = self._remembered.load
-        seen_s = view.now_s if gap.resident or gap.waiting else before.seen_s
+        seen_s = view.now_s if spare.resident or spare.waiting else before.seen_s
+        # as many more immediate requests as there are slots and memory for
+        slots = view.max_batch_size / max(1, spare.num_immediate)
+        memory = view.memory.num_blocks / max(1, spare.immediate_blocks)
         self._seen = seen = Seen(
             view.now_s,
-            before.then(seen_s, gap.num_immediate, gap.immediate_blocks),
+            before.then(seen_s, spare.num_immediate, spare.immediate_blocks),
             mixed=True,
-            factor=self._limited_factor(gap),
-            longest=max((request.computed + 1 for request in gap.paused), default=1),
+            factor=max(1.0, min(self.factor, slots, memory)),
+            longest=max((request.computed + 1 for request in spare.paused), default=1),
         )
-        immediate = Work.of(gap.plan.advance)
+        immediate = Work.of(spare.plan.advance)
         allowance = self.allowance(immediate, seen.factor, seen.longest)
-        steps = self._joining(gap, immediate, allowance)
+        steps = self._joining(spare, immediate, allowance)
         starved = self._starved + 1 >= FLOOR_ITERATIONS
-        if not steps and (starved or not gap.plan.advance):
-            steps = self._floor(gap)
-        advance = [*gap.plan.advance, *steps]
-        return Plan(advance, [*gap.plan.preempt, *gap.dropped], wake_s=gap.plan.wake_s)
+        if not steps and (starved or not spare.plan.advance):
+            steps = self._floor(spare)
+        advance = [*spare.plan.advance, *steps]
+        return Plan(advance, [*spare.plan.preempt, *spare.dropped], wake_s=spare.plan.wake_s)
 
     def observe(self, rows: Iterable[Served]) -> None:
         self._remembered = seen = self._seen
@@ -146,13 +147,6 @@ class Budget(Wrapper):
             # a debt, as the next iteration may have been planned with the same rest
             least_s = -allowance.spare_s if joined else min(0.0, self._saved_s)
             self._saved_s = min(max(least_s, left_s), allowance.spare_s)
-
-    def _limited_factor(self, gap: Gap) -> float:
-        """The factor, limited by slots and memory for so many more immediate requests."""
-        places = gap.view.max_batch_size / max(1, gap.num_immediate)
-        return max(
-            1.0, min(self.factor, places, gap.memory.num_blocks / max(1, gap.immediate_blocks))
-        )
 
     def allowance(self, work: Work, factor: float, context: int) -> Allowance:
         """Of an iteration with this immediate work, that may take `factor` times as long.
@@ -179,9 +173,9 @@ class Budget(Wrapper):
         wait_s = max(wait_s / trusted, factor * single_s)
         return Allowance(wait_s, 0.0, max(reach, blind))
 
-    def _first(self, gap: Gap) -> list[Request]:
+    def _first(self, spare: SpareCapacity) -> list[Request]:
         """Who has less than twice the time it needs, by laxity; then residents, by deadline."""
-        now_s, pace_s = gap.view.now_s, self._pace_s
+        now_s, pace_s = spare.view.now_s, self._pace_s
 
         def rank(request: Request) -> tuple[bool, float, int]:
             needs_s = (request.max_tokens - request.generated) * pace_s
@@ -189,36 +183,35 @@ class Budget(Wrapper):
             short = left_s < 2 * needs_s
             return not short, left_s - needs_s if short else left_s, request.id
 
-        ranked = [(rank(request), request) for request in gap.paused]
-        if gap.places > 0 and self._may_be_short(gap):
-            waiting = ((rank(request), request) for request in gap.queue)
-            ranked += heapq.nsmallest(gap.places, (one for one in waiting if not one[0][0]))
+        ranked = [(rank(request), request) for request in spare.paused]
+        if spare.places > 0 and self._may_be_short(spare):
+            waiting = ((rank(request), request) for request in spare.queue)
+            ranked += heapq.nsmallest(spare.places, (one for one in waiting if not one[0][0]))
         return [request for _, request in sorted(ranked)]
 
-    def _may_be_short(self, gap: Gap) -> bool:
+    def _may_be_short(self, spare: SpareCapacity) -> bool:
         """Whether someone who waits may be short of time. The queue may be long and iterations are
         short, so all of it is examined once a second, or after an arrival."""
-        newest, now_s = gap.queue[-1].id if gap.queue else -1, gap.view.now_s
+        newest, now_s = spare.queue[-1].id if spare.queue else -1, spare.view.now_s
         if (
             newest != self._newest
             or now_s >= self._examined_until_s
             or self._pace_s > self._examined_pace_s
         ):
             self._newest, self._examined_pace_s = newest, 2 * self._pace_s
-            short_s = (_due_s(r) - 2 * r.max_tokens * self._examined_pace_s for r in gap.queue)
+            short_s = (_due_s(r) - 2 * r.max_tokens * self._examined_pace_s for r in spare.queue)
             self._examined_until_s = min(now_s + 1.0, min(short_s, default=math.inf))
         return now_s >= self._examined_until_s
 
-    def _newcomers(self, gap: Gap, besides: Sequence[Request]) -> list[Request]:
+    def _newcomers(self, spare: SpareCapacity, besides: Sequence[Request]) -> list[Request]:
         """Of those who wait, as many as there are places, by deadline."""
-        if gap.places <= 0:
+        if spare.places <= 0:
             return []
         chosen = {request.id for request in besides}
-        return heapq.nsmallest(
-            gap.places, (r for r in gap.queue if r.id not in chosen), lambda r: (_due_s(r), r.id)
-        )
+        others = (request for request in spare.queue if request.id not in chosen)
+        return heapq.nsmallest(spare.places, others, lambda request: (_due_s(request), request.id))
 
-    def _joining(self, gap: Gap, work: Work, allowance: Allowance) -> list[Advance]:
+    def _joining(self, spare: SpareCapacity, work: Work, allowance: Allowance) -> list[Advance]:
         seconds, steps = self.predictor.seconds, list[Advance]()
         spare_s = allowance.spare_s
         most_s = allowance.budget_s + min(max(self._saved_s, -spare_s), spare_s)
@@ -227,10 +220,10 @@ class Budget(Wrapper):
         misses, closed = 0, False
 
         def candidates() -> Iterator[Request]:
-            first = self._first(gap)
+            first = self._first(spare)
             yield from first
             if not (misses or closed):  # most iterations are full by now
-                yield from self._newcomers(gap, first)
+                yield from self._newcomers(spare, first)
 
         def fits(step: Advance) -> bool:
             more = work.plus(step)
@@ -238,10 +231,10 @@ class Budget(Wrapper):
 
         for request in candidates():
             most = request.known - request.computed
-            if not request.resident and (misses or closed or not self._may_come(request, gap)):
+            if not request.resident and (misses or closed or not self._may_come(request, spare)):
                 closed = True  # a smaller one does not overtake it
                 continue
-            if request.resident and not gap.fits(Advance(request, most)):
+            if request.resident and not spare.fits(Advance(request, most)):
                 most = 0  # it needs another block for its next token, and there is none
             tokens = most
             if most and not fits(Advance(request, most)):
@@ -250,9 +243,9 @@ class Budget(Wrapper):
             if tokens:
                 step = Advance(request, tokens)
                 work = work.plus(step)
-                gap.take(step)
+                spare.take(step)
                 steps.append(step)
-            if not tokens:  # kept for this one: cheaper ones behind it could take it for ever
+            if not tokens:  # reserved for this one: cheaper ones behind it could take it for ever
                 most_s = min(most_s, allowance.budget_s)
             if tokens < most:
                 misses += 1
@@ -260,26 +253,26 @@ class Budget(Wrapper):
                     break
         return steps
 
-    def _may_come(self, request: Request, gap: Gap) -> bool:
+    def _may_come(self, request: Request, spare: SpareCapacity) -> bool:
         """Whether it fits, beside those that immediate requests are likely to need soon."""
-        if not gap.fits(Advance(request, 1)):
+        if not spare.fits(Advance(request, 1)):
             return False
-        deferred = len(gap.paused) + gap.admitted
+        deferred = len(spare.paused) + spare.admitted
         return not deferred or (
-            self._seen.load.residents + deferred + 1 <= gap.view.max_resident
-            and self._seen.load.blocks + gap.blocks_beside(request) <= gap.memory.num_blocks
+            self._seen.load.residents + deferred + 1 <= spare.view.max_resident
+            and self._seen.load.blocks + spare.blocks_beside(request) <= spare.memory.num_blocks
         )
 
-    def _floor(self, gap: Gap) -> list[Advance]:
-        first = self._first(gap)
+    def _floor(self, spare: SpareCapacity) -> list[Advance]:
+        first = self._first(spare)
         steps = [
             Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
-            for request in (*first, *self._newcomers(gap, first))
+            for request in (*first, *self._newcomers(spare, first))
         ]
         for step in steps:
-            if gap.fits(step):
+            if spare.fits(step):
                 return [step]
-        if gap.plan.advance:
+        if spare.plan.advance:
             return []
         # nothing else frees blocks, so the growth of this one has to preempt others
         return [step for step in steps if step.request.resident and not step.request.done][:1]

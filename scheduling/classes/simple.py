@@ -7,22 +7,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
-from scheduling.classes.gap import Gap, by_class
-from seams import Advance, Observer, Plan, Policy, Request, Served, View
+from scheduling.classes.spare import SpareCapacity, by_class
+from seams import Observer, Plan, Policy, Request, Served, View
 
 
-class Wrapper(ABC):
+class Wrapper(Policy, ABC):
     """A policy around another."""
 
     def __init__(self, inner: Policy) -> None:
-        self.inner = inner
+        self.inner, self.answers = inner, inner.answers
         self._observer = inner if isinstance(inner, Observer) else None
-
-    @property
-    def answers(self) -> Literal["own", "batch"]:
-        return self.inner.answers
 
     def plan(self, view: View) -> Plan:
         return self.mixed(view) if view.num_deferred else self.inner.plan(view)
@@ -53,11 +48,8 @@ class Priority(Wrapper):
         if deferred and len(new) < len(waiting):
             plan = self.inner.plan(replace(view, waiting=waiting))
         # if residents grow, the last newcomers may have to wait again
-        return replace(plan, advance=sorted(plan.advance, key=_is_deferred_newcomer))
-
-
-def _is_deferred_newcomer(step: Advance) -> bool:
-    return step.request.service_class == "deferred" and not step.request.resident
+        late = {request.id for request in deferred}
+        return replace(plan, advance=sorted(plan.advance, key=lambda s: s.request.id in late))
 
 
 class NoneWaiting(Wrapper):
@@ -73,7 +65,7 @@ class Exclusive(Wrapper):
     and give up slots and memory that immediate ones need."""
 
     def mixed(self, view: View) -> Plan:
-        gap = Gap(self.inner, view)
-        if not (gap.resident or gap.waiting):
+        spare = SpareCapacity(self.inner, view)
+        if not (spare.resident or spare.waiting):
             return self.inner.plan(view)
-        return replace(gap.plan, preempt=[*gap.plan.preempt, *gap.dropped])
+        return replace(spare.plan, preempt=[*spare.plan.preempt, *spare.dropped])

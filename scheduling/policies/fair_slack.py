@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import Literal
 
 from scheduling.fitting import divided, fitting
-from scheduling.policies.stall_free import StallFree
-from scheduling.prediction.predictor import StepTime
-from scheduling.prediction.room import Room
+from scheduling.policies.stall_free import ChunkBudget, StallFree
+from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 from seams import Plan, Request, View
 
@@ -28,7 +27,7 @@ class FairSlack(StallFree):
         tpot_target_ms: float = 100.0,
         token_budget: int | Literal["auto"] = "auto",
         max_batch_size: int = 0,
-        predictor: StepTime | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         super().__init__(token_budget, max_batch_size, predictor)
         self.ttft_target_s, self.tpot_target_s = ttft_target_ms / 1000, tpot_target_ms / 1000
@@ -47,9 +46,9 @@ class FairSlack(StallFree):
             return super().plan(view)
         # left out now, these would be late after the next iteration
         due = sum(slack_s[r.id] < 2 * most_s for r, _ in steps)
-        room = Room(predictor=step_time, work=Work.of(steps[:due]), most_s=most_s)
-        chunks = room.chunks(view, prompts)
-        return Plan([*steps[:due], *chunks, *filter(room.admits, steps[due:])])
+        budget = ChunkBudget(predictor=step_time, work=Work.of(steps[:due]), most_s=most_s)
+        chunks = budget.chunks(view, prompts)
+        return Plan([*steps[:due], *chunks, *filter(budget.admits, steps[due:])])
 
     def _due_s(self, request: Request) -> float:
         """When its next token is due."""

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
-from seams import Advance, Plan, Request, View
+from seams import Advance, Plan, Policy, View
 
 
-class NoBatch:
-    answers: Literal["own", "batch"] = "own"
-
+class NoBatch(Policy):
     def plan(self, view: View) -> Plan:
         for request in (*view.resident, *view.waiting[:1]):
             return Plan([Advance(request, request.known - request.computed)])
         return Plan()
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return [request for request in resident if request.done]

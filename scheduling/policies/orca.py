@@ -10,19 +10,11 @@ between two of a request's tokens lies at most the prefill of the rest of the ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, View
+from seams import Advance, Plan, Policy, View
 
 
-class Orca:
-    answers: Literal["own", "batch"] = "own"
-
+class Orca(Policy):
     def plan(self, view: View) -> Plan:
         chosen = (*view.resident, *fitting(view, view.waiting))
         return Plan([Advance(request, request.known - request.computed) for request in chosen])
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return [request for request in resident if request.done]

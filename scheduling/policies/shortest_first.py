@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable
 
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, Served, View
+from seams import Advance, Plan, Policy, Request, Served, View
 
 
-class ShortestFirst:
+class ShortestFirst(Policy):
     """`max_bypass`: later arrivals after which a request is as good as the shortest."""
-
-    answers: Literal["own", "batch"] = "own"
 
     def __init__(self, max_bypass: int = 32) -> None:
         self.max_bypass = max_bypass
@@ -51,6 +48,3 @@ class ShortestFirst:
     def observe(self, rows: Iterable[Served]) -> None:
         ran = {*self._admitted, *(row.request.id for row in rows)}
         self._admitted = heapq.nlargest(self.max_bypass, ran)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return [request for request in resident if request.done]

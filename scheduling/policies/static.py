@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, View
+from seams import Advance, Plan, Policy, Request, View
 
 
-class Static:
+class Static(Policy):
     """`max_wait_s`: how long the oldest request may wait for others to join its batch.
     `answers`: "batch" sends every answer when the batch ends, "own" each when it is complete."""
 
     def __init__(self, max_wait_s: float, answers: Literal["own", "batch"] = "batch") -> None:
         self.max_wait_s = max_wait_s
-        self.answers: Literal["own", "batch"] = answers
+        self.answers = answers
 
     def plan(self, view: View) -> Plan:
         if view.resident:

@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, Served, View
+from seams import Advance, Plan, Policy, Request, Served, View
 
 
-class TGI:
+class TGI(Policy):
     """`max_batch_total_tokens`: tokens of all requests of a batch together; None leaves it to the
     KV memory. All limits are in tokens; `max_waiting_tokens` counts iterations, as TGI's does."""
-
-    answers: Literal["own", "batch"] = "own"
 
     def __init__(
         self,
@@ -63,9 +60,6 @@ class TGI:
             self._waiting_tokens += 1
             self._interrupted = False
             self._running = going_on
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return [request for request in resident if request.done]
 
     def _prefilling(self, running: Sequence[Request]) -> bool:
         """Whether a prefill that interrupts others is in flight."""

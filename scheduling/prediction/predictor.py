@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ LEAST_R2 = 0.8
 # time is due to a machine that slowed down since the last iterations without deferred requests.
 MOST_PLANNING_S = 0.00025
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
-LOAD_DECAY = 0.995  # per iteration: room for immediate requests stays free for the next ones
+LOAD_DECAY = 0.995  # per iteration: what immediate requests left stays free for the next ones
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
 USERS_KEPT = 10_000  # the ones that were idle for longest are forgotten
 LENGTHS_KEPT = 32  # of a user and a prompt length
@@ -56,37 +56,14 @@ class Load(NamedTuple):
         )
 
 
-class StepTime(Protocol):
-    """The interface of a predictor for policies. It changes between iterations, never within a
-    plan."""
-
-    @property
-    def load(self) -> Load:
-        """Before the first deferred request."""
-        ...
-
-    @property
-    def reach_tokens(self) -> int:
-        """Iterations of more tokens are not predicted."""
-        ...
-
-    @property
-    def margin(self) -> float:
-        """Median excess of recent iterations over their prediction; 0 if they were shorter."""
-        ...
-
-    @property
-    def ttft_s(self) -> float | None:
-        """The TTFT that one in ten recent immediate requests exceeded; None: there were none."""
-        ...
-
-    def seconds(self, work: Work) -> float | None:
-        """None: nothing is learnt yet."""
-        ...
-
-
 class Predictor:
-    """A records.Recorder and a StepTime."""
+    """The step time, learnt as a `seams.Recorder`. It changes between iterations, never within a
+    plan.
+
+    `load`: before the first deferred request. `reach_tokens`: iterations of more tokens are not
+    predicted. `margin`: median excess of recent iterations over their prediction; 0 if they were
+    shorter. `ttft_s`: the TTFT that one in ten recent immediate requests exceeded; None: there were
+    none."""
 
     def __init__(self) -> None:
         self._features = np.zeros((SIZES, KEPT, FEATURES))
@@ -140,12 +117,13 @@ class Predictor:
         self._last = None
 
     def seconds(self, work: Work) -> float | None:
+        """None: nothing is learnt yet."""
         due = self._curve is None or self._unlearnt_s >= REFIT_EVERY_S
         if due and self._unlearnt >= REFIT_EVERY:  # not before it is needed
             self._refit()
         return None if self._curve is None else self._curve.seconds(work)
 
-    def foretell(self, work: Work) -> float | None:
+    def predict(self, work: Work) -> float | None:
         """As `seconds`, but changes nothing: from any thread."""
         curve = self._fitted() or self._curve
         return None if curve is None else curve.seconds(work)
@@ -153,8 +131,8 @@ class Predictor:
     def _refit(self) -> None:
         self._unlearnt, self._unlearnt_s = 0, 0.0
         if self._curve is not None:  # its error on unseen iterations
-            foretold_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
-            errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
+            predicted_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
+            errors = np.array([step_s for _, step_s in self._newest]) / predicted_s - 1
             drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
         self._curve = self._fitted() or self._curve
@@ -197,13 +175,13 @@ class LengthPredictor:
         if len(self._users) > USERS_KEPT:
             self._users.popitem(last=False)
         for lengths in (own, self._all):
-            kept = lengths.setdefault(prompt_tokens.bit_length(), deque(maxlen=LENGTHS_KEPT))
-            kept.append(generated)
+            recent = lengths.setdefault(prompt_tokens.bit_length(), deque(maxlen=LENGTHS_KEPT))
+            recent.append(generated)
 
     def predict(self, user: int, prompt_tokens: int) -> int | None:
         """None: nothing is learnt yet."""
         for lengths in (self._users.get(user, {}), self._all):
-            kept = lengths.get(prompt_tokens.bit_length(), ())
-            if len(kept) >= LEAST_LENGTHS:
-                return sorted(kept)[len(kept) // 2]
+            recent = lengths.get(prompt_tokens.bit_length(), ())
+            if len(recent) >= LEAST_LENGTHS:
+                return sorted(recent)[len(recent) // 2]
         return None

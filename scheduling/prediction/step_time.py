@@ -65,14 +65,8 @@ class Work(NamedTuple):
         return cls(sum(counts), len(rows), drawn, sum(pairs), sum(ends))
 
     def scaled(self, by: float) -> Work:
-        return Work(
-            self.num_tokens * by,
-            self.num_rows * by,
-            self.num_drawn * by,
-            self.attended * by,
-            self.context * by,
-            self.deferred,
-        )
+        tokens, rows, drawn, attended, context = (part * by for part in self[:5])
+        return Work(tokens, rows, drawn, attended, context, self.deferred)
 
     def beside(self, other: Work) -> Work:
         return Work(
@@ -174,7 +168,8 @@ def nnls(a: Floats, b: Floats) -> Floats:
             break
         free.append(best)
         while True:
-            solved = _solve(gram, target, free)
+            part = gram[np.ix_(free, free)] + 1e-12 * np.eye(len(free))  # features may be equal
+            solved = np.linalg.solve(part, target[free])
             if not free or solved.min() > 0:
                 break
             # as far towards the solution as all stay above zero; coefficients that reach zero leave
@@ -189,8 +184,3 @@ def nnls(a: Floats, b: Floats) -> Floats:
         x[:] = 0.0
         x[free] = solved
     return x
-
-
-def _solve(gram: Floats, target: Floats, free: Sequence[int]) -> Floats:
-    part = gram[np.ix_(free, free)] + 1e-12 * np.eye(len(free))  # features may be equal
-    return np.asarray(np.linalg.solve(part, target[list(free)]), np.float64)

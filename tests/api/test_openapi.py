@@ -34,7 +34,6 @@ UNASKED = {
     ("GET", "/watch"),  # a file, which the client leaves open
     ("GET", "/watch/events"),  # without an end
     ("POST", "/watch/play"),  # takes as long as its body says
-    ("GET", "/watch/trace"),  # of two types
 }
 CHECKS = [
     not_a_server_error,

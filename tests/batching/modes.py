@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 
 from engine.blocks import Ledger
-from generate import dynamic, nobatch, static
-from generate.modes import LayOut
+from generate.modes import LayOut, alone, padded, ragged
 from generate.rectangle import RectangleLedger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
@@ -19,7 +18,7 @@ from scheduling.registry import POLICIES as REGISTERED
 from scheduling.registry import make_policy
 from seams import Policy
 from serving.config import Config
-from tests.scheduling.law import Law
+from tests.scheduling.step_times import FixedStepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,10 @@ def without_window(make: Callable[[], Policy], _: float) -> Policy:
 
 
 MODES = [
-    Mode("nobatch", lambda _: NoBatch(), nobatch.lay_out, RectangleLedger),
-    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.lay_out, RectangleLedger),
-    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.lay_out, RectangleLedger),
-    Mode("dynamic", lambda _: Orca(), dynamic.lay_out, Ledger),
+    Mode("nobatch", lambda _: NoBatch(), alone, RectangleLedger),
+    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), padded, RectangleLedger),
+    Mode("static, own", lambda wait_s: Static(wait_s, "own"), padded, RectangleLedger),
+    Mode("dynamic", lambda _: Orca(), ragged, Ledger),
 ]
 # limits as small as the tests' requests, so that they are met
 PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
@@ -58,7 +57,7 @@ def registered(name: str) -> Policy:
         ttft_target_ms=10.0,
         tpot_target_ms=5.0,
     )
-    return make_policy(name, options, Law())
+    return make_policy(name, options, FixedStepTime())
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {name: partial(registered, name) for name in REGISTERED}
@@ -69,7 +68,7 @@ ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
     SHARED: partial(Ledger, growth_tokens=3, prefix_caching=True),
 }
 DYNAMIC_MODES = [
-    Mode(f"{name}, {admission}", partial(without_window, make), dynamic.lay_out, ledger)
+    Mode(f"{name}, {admission}", partial(without_window, make), ragged, ledger)
     for name, make in POLICIES.items()
     for admission, ledger in ADMISSIONS.items()
     if admission != SHARED or name in ("stall-free", "hrrn", "dlpm", "mlfq")

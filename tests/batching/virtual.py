@@ -40,8 +40,8 @@ from seams import (
     View,
 )
 from tests.batching.modes import Mode
-from tests.scheduling.law import Law
 from tests.scheduling.shown import NO_SIGNALS
+from tests.scheduling.step_times import FixedStepTime
 from tests.support.hash_model import HashModel, virtual_duration_s
 from tests.support.hashed import reference, reference_logprob
 
@@ -50,7 +50,7 @@ MAX_STEPS = 20_000  # far more than any test's work takes
 
 
 @dataclass(slots=True)
-class Books:
+class Records:
     """A Recorder that keeps everything."""
 
     iterations: list[IterationRecord] = field(default_factory=list)
@@ -125,11 +125,11 @@ class World:
             duration_s=virtual_duration_s,
         )
         self.policy = Wrapped(mode.policy(max_wait_s))
-        self.books = Books()
+        self.books = Records()
         self.manager = BatchingManager(
             self.policy,
             [self.books] if also is None else [self.books, also],
-            speculation=Speculation(speculate, Law(known=False)) if speculate else None,
+            speculation=Speculation(speculate, FixedStepTime(known=False)) if speculate else None,
             **limits,
         )
         self.memory = mode.ledger(self.model.num_blocks, block_tokens)
@@ -366,7 +366,7 @@ def check_scores(inference: Inference, generated: list[int], vocab_size: int) ->
     assert len(tokens) == len(prompt) - 1 or not generated
 
 
-def check_busy_periods(books: Books, *, exact: bool) -> None:
+def check_busy_periods(books: Records, *, exact: bool) -> None:
     """Work is present from the arrival of a request to its end; not `exact`: or longer, since what
     was in flight is still to come."""
     for (_, end_s), (start_s, _) in itertools.pairwise(books.busy_periods):

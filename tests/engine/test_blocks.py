@@ -13,7 +13,7 @@ from seams import Advance, Sampling
 BLOCK, BUDGET = 4, 24
 
 
-class Books(RuleBasedStateMachine):
+class LedgerMachine(RuleBasedStateMachine):
     """Requests of two tokens and two owners, so that many begin alike. `held` is what a model that
     obeys the ledger would find in each position of each block, and whose it is."""
 
@@ -109,5 +109,5 @@ class Books(RuleBasedStateMachine):
         assert not used & set(self.ledger._free)
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(stateful_step_count=30)
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(stateful_step_count=30)

@@ -14,11 +14,11 @@ from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
 from scheduling.prediction.step_time import Work
 from seams import Constraint, Drafts, Sampling
 from tests.examples import examples
-from tests.scheduling.law import Law
+from tests.scheduling.step_times import FixedStepTime
 
 
 @dataclass
-class Steps(Law):
+class Steps(FixedStepTime):
     """A step time by the number of rows; None: not learnt."""
 
     by_rows: list[float] | None = None

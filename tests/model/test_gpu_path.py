@@ -14,7 +14,7 @@ from scheduling.policies.stall_free import StallFree
 from seams import Policy
 from tests.model.served import VOCAB, small
 from tests.recalling import recall
-from tests.scheduling.law import Law
+from tests.scheduling.step_times import FixedStepTime
 
 
 def make(*, kernel: bool | None, graphs: bool = False) -> Executor:
@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_the_cpus_path(
     recall(texts, monkeypatch, VOCAB)
     found = run_bare(
         model, policy, "dynamic", work, 3, lookahead=int(graphs),
-        speculation=Speculation(drafts, Law(known=False)) if drafts else None,
+        speculation=Speculation(drafts, FixedStepTime(known=False)) if drafts else None,
     )  # fmt: skip
     assert found.outputs == expected
     iterations = found.tally.iterations

@@ -24,7 +24,7 @@ from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from scheduling.policies.orca import Orca
 from seams import Sampling
-from tests.batching.virtual import Books
+from tests.batching.virtual import Records
 from tests.model_server.served import connected, hash_shards, running, served, unix
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference
@@ -43,7 +43,7 @@ class Driven(NamedTuple):
 
 @contextlib.contextmanager
 def driving(model: RemoteModel) -> Iterator[Driven]:
-    manager = BatchingManager(Orca(), [Books()], max_batch_size=8, max_waiting=1000, lookahead=1)
+    manager = BatchingManager(Orca(), [Records()], max_batch_size=8, max_waiting=1000, lookahead=1)
     driven = Driven(manager, [])
 
     def note_return() -> None:
@@ -88,7 +88,7 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
         assert inference.ids == [7, i, *reference([7, i], TOKENS, seed=i)]
     assert manager.memory.used == 0
     (books,) = manager.recorders
-    assert isinstance(books, Books)
+    assert isinstance(books, Records)
     assert len(books.requests) == REQUESTS  # each was answered once
 
 

@@ -28,7 +28,7 @@ from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
 from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
 from tests.batching.modes import MODES, Mode
-from tests.batching.virtual import Books, drive
+from tests.batching.virtual import Records, drive
 from tests.model_server.served import Served, connected, served, stub, unix
 from tests.support.hash_model import HashModel
 from tests.support.hashed import reference, reference_logprob
@@ -40,7 +40,7 @@ ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, s
 
 def run(model, mode: Mode, work) -> list[Inference]:  # type: ignore[no-untyped-def]
     manager = BatchingManager(
-        mode.policy(0.0), [Books()], max_batch_size=4, max_waiting=100, lookahead=1
+        mode.policy(0.0), [Records()], max_batch_size=4, max_waiting=100, lookahead=1
     )
     manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]

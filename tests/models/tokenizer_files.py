@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from text.spelling import SPACE
+from text.tokenizer import SPACE
 
 Fields = dict[str, Any]
 BYTE_LEVEL: Fields = {

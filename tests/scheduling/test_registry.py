@@ -12,7 +12,7 @@ import pytest
 from scheduling.contract import PolicyOptionError
 from scheduling.registry import make_policy
 from serving.config import Config
-from tests.scheduling.law import Law
+from tests.scheduling.step_times import FixedStepTime
 
 MINE = """
 from scheduling.contract import PolicyOptionError
@@ -46,7 +46,7 @@ def my_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 @pytest.mark.parametrize("name", ["stall-free", "deadline"])
 def test_a_policy_and_its_parts_receive_the_servers_step_time(name: str) -> None:
-    law = Law()
+    law = FixedStepTime()
     made: Any = make_policy(name, Config(mode="dynamic", ttft_target_ms=5000.0), law)
     assert getattr(made, "chunks", made).predictor is law
     if name == "deadline":

@@ -18,7 +18,6 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from tests.model_server.served import unix
 from tests.router.conftest import RouterProcess
@@ -194,17 +193,19 @@ def test_a_request_nests_in_time_from_the_client_to_the_models_iterations(slices
             assert one in linked
 
 
-def test_perfetto_and_chrome_are_told_the_same_slices_on_the_same_clock(
+def test_a_trace_has_each_slice_on_one_clock_and_arrows_from_process_to_process(
     run: Run, slices: Slices, tmp_path: Path
 ) -> None:
     ours = sorted((s.name, s.start_us) for s in with_parts(itertools.chain(*slices.values())))
-    for name in ("trace.json", "trace.pftrace"):
-        trace.main([str(run.folder), "--out", str(tmp_path / name)])
-    told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert sorted((e["name"], e["ts"]) for e in told if e["ph"] == "X") == ours
-    packets = Trace.FromString((tmp_path / "trace.pftrace").read_bytes()).packet
-    begun = [p for p in packets if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
-    ended = [p for p in packets if p.track_event.type == TrackEvent.TYPE_SLICE_END]
-    assert sorted((p.track_event.name, p.timestamp // 1000) for p in begun) == ours
-    assert len(begun) == len(ended)
-    assert {flow for p in begun for flow in p.track_event.flow_ids}
+    trace.main([str(run.folder), "--out", str(tmp_path / "trace.json")])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sorted((e["name"], e["ts"]) for e in events if e["ph"] == "X") == ours
+    arrows: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] in "st":
+            arrows.setdefault(event["id"], []).append(event)
+    processes = [{event["pid"] for event in arrow} for arrow in arrows.values()]
+    assert processes.count({1, 2, 3, 4}) == REQUESTS
+    for first, *others in arrows.values():
+        assert [first["ph"], *{event["ph"] for event in others}] == ["s", "t"]
+        assert first["ts"] <= min(event["ts"] for event in others)

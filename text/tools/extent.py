@@ -30,15 +30,15 @@ class Extent:
 
     def _step(self, text: str) -> bool:
         pattern = _FIRST if self.begin is None else _INSIDE if self._in_string else _OUTSIDE
-        found = pattern.search(text, self.at)
-        if found is None:
+        sign = pattern.search(text, self.at)
+        if sign is None:
             self.at = len(text)
             return False
         if self.begin is None:
-            self.begin = found.start()
-            self.failed = found[0] not in "{["
-        self.at = found.end()
-        match found[0]:
+            self.begin = sign.start()
+            self.failed = sign[0] not in "{["
+        self.at = sign.end()
+        match sign[0]:
             case '"':
                 self._in_string = not self._in_string
             case "\\" if self._in_string:

@@ -121,17 +121,16 @@ def of_schema(schema: Mapping[str, Any]) -> str:
 
 def of_regex(expression: str) -> str:
     """The right side of a rule for matches of a regular expression."""
-    escaped = re.sub(r"\\.|/|\n", _escaped, expression, flags=re.DOTALL)
+    signs = {"/": "\\/", "\n": "\\n"}
+    escaped = re.sub(
+        r"\\.|/|\n", lambda part: signs.get(part[0], part[0]), expression, flags=re.DOTALL
+    )
     return f"/{escaped}/"
 
 
 def of_lark(grammar: str) -> str:
     """The right side of a rule for texts of a grammar of its own."""
     return f"%lark {{\n{grammar}\n}}"
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0])
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:

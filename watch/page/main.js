@@ -173,7 +173,7 @@ byId("trace").addEventListener("click", async (/** @type {Event} */ e) => {
   e.preventDefault();
   const response = await fetch("/watch/trace", { headers: headers(key()) });
   if (!response.ok) return room.say(await reason(response));
-  const link = element("a", { href: URL.createObjectURL(await response.blob()), download: "effective-batching.pftrace" });
+  const link = element("a", { href: URL.createObjectURL(await response.blob()), download: "effective-batching.json" });
   link.click();
 });
 

@@ -26,8 +26,7 @@ from text.tools.grammar import (
     of_regex,
     of_schema,
 )
-from text.tools.kept import ForcedCallParser, StrictCallParser
-from text.tools.parsing import CallParser, Parser
+from text.tools.parsing import CallParser, ForcedCallParser, Parser, StrictCallParser
 
 MOST_TOOLS = 128  # as OpenAI's
 MOST_CHARACTERS = 2**18  # of their JSON

@@ -14,7 +14,7 @@ does nothing. A request that can no longer be in time may wait for ever while ot
 from __future__ import annotations
 
 from scheduling.composed import Sorted
-from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 from seams import Request, View
 
@@ -25,7 +25,7 @@ class Deadline(Sorted):
     """`ttft_target_ms`: of requests that give no target and no deadline. `predictor`: without one,
     and until it has learnt, the earliest deadline is first."""
 
-    def __init__(self, ttft_target_ms: float = 1000.0, predictor: StepTime | None = None) -> None:
+    def __init__(self, ttft_target_ms: float = 1000.0, predictor: Predictor | None = None) -> None:
         super().__init__()
         self.ttft_target_s = ttft_target_ms / 1000
         self.predictor = predictor

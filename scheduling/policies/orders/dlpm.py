@@ -8,7 +8,7 @@ throughput of VTC with nearly its fairness. The service of two backlogged users 
 quantum more than under VTC.
 
 Prefixes are compared among the first `WINDOW` requests in VTC's order, so that a plan looks at
-O((c + WINDOW) log n) of n waiting requests. Without a prefix cache it is VTC.
+O(n + WINDOW log n) of n waiting requests. Without a prefix cache it is VTC.
 """
 
 from __future__ import annotations

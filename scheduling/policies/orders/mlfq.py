@@ -8,7 +8,7 @@ reports 31.4 times the throughput of vLLM in the preprint, 6.1 times in the publ
 authors' code (github.com/LLMServe/FastServe) does the same with seconds instead of tokens, and
 moves requests that starve to the first level; here one iteration in `oldest_every` goes by arrival.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+O(n + k log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
 rows it only chooses whose prompt is computed first.
 """
 
@@ -31,8 +31,9 @@ class MLFQ(Order):
         self._joined = Attained()  # by request: the level where it began
 
     def group(self, request: Request) -> int:
-        level = int(self._joined.get(request.id, _joins(request)))
-        used = int(self._used.get(request.id, 0))
+        if request.id not in self._used:
+            return _joins(request)
+        level, used = int(self._joined[request.id]), int(self._used[request.id])
         while used >= (quantum := QUANTUM << level):
             used -= quantum
             level += 1
@@ -40,9 +41,6 @@ class MLFQ(Order):
 
     def group_rank(self, group: int) -> int:
         return group
-
-    def rank(self, request: Request) -> int:
-        return 0
 
     def observe(self, rows: Iterable[Served]) -> None:
         for request, computed, _ in rows:

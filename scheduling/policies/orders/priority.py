@@ -6,7 +6,7 @@ the least urgent resident, which keeps its memory unless the urgent one needs th
 requests then see a server without the others. It makes no promise to those: they wait for as long
 as more urgent requests fill the server.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+O(n + k log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
 rows, it only chooses whose prompt is computed first; if all are equally urgent, it does nothing.
 """
 

@@ -8,7 +8,7 @@ token by token. A call without a program is one of its own. The paper reports 4 
 program throughput of vLLM at equal latency. It promotes calls that starve; here one iteration in
 `oldest_every` goes by arrival.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+O(n + k log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
 rows, it only chooses whose prompt is computed first; if all programs are new, it does nothing.
 """
 
@@ -35,9 +35,6 @@ class Program(Order):
     def group_rank(self, group: tuple[int, int]) -> int:
         return (int(self._attained.get(group, 0)) // FIRST_LEVEL).bit_length()
 
-    def rank(self, request: Request) -> int:
-        return 0
-
     def observe(self, rows: Iterable[Served]) -> None:
         for request, computed, _ in rows:
             group = self.group(request)
@@ -45,4 +42,3 @@ class Program(Order):
                 self._attained.pop(group, None)
             else:
                 self._attained.add(group, computed)
-                self.waiting.moved(group)

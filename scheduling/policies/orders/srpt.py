@@ -7,7 +7,7 @@ minimises the mean latency where lengths are known. With predicted ones: Qiu et 
 (`predicted_tokens`), or the median of what its user's requests with similar prompts generated.
 Long requests may wait for ever.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+O(n + k log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
 rows it only chooses whose prompt is computed first.
 """
 

@@ -31,7 +31,7 @@ from tests.batching.virtual import (
     workloads,
 )
 from tests.examples import examples
-from tests.scheduling.law import Law
+from tests.scheduling.step_times import FixedStepTime
 from tests.support.hash_model import virtual_duration_s
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0])
@@ -93,7 +93,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
 ) -> None:
     """Since rows are whole, one iteration may take what earlier ones left, up to a row. But for the
     floor, which is one row in so many iterations."""
-    policy = Clocked(Budget(POLICIES[name](), Law(), factor, max_step_ms / 1000))
+    policy = Clocked(Budget(POLICIES[name](), FixedStepTime(), factor, max_step_ms / 1000))
     mode = replace(of(policy), ledger=ledger)
     world = World(mode, max_batch_size=max_batch_size, budget=budget)
     play(world, senders)
@@ -142,7 +142,7 @@ def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_me
     _, in_time = served(EarliestDeadline(), "deferred")
     present, _ = served(Orca(), "immediate")
     present_s = sum(end_s - start_s for start_s, end_s in present.books.busy_periods)
-    _, ours = served(Budget(Orca(), Law(), factor), "immediate", "deferred")
+    _, ours = served(Budget(Orca(), FixedStepTime(), factor), "immediate", "deferred")
     for edf, inference in zip(in_time, ours, strict=True):
         assert edf.record is not None
         assert inference.record is not None
@@ -155,7 +155,7 @@ def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_me
 def test_a_deferred_request_ends_although_immediate_ones_leave_no_room_in_any_iteration(
     name: str,
 ) -> None:
-    world = World(of(Budget(POLICIES[name](), Law(), 1.0)), max_batch_size=4)
+    world = World(of(Budget(POLICIES[name](), FixedStepTime(), 1.0)), max_batch_size=4)
     late = world.submit([1] * 20, 5, service_class="deferred", stored=True)
     visitors = [(n * 40 * TICK_S, partial(world.submit, [n % 12], 60)) for n in range(40)]
     world.run(visitors)

@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.distributed
 
-from generate import dynamic, static
-from generate.modes import LayOut
+from generate.modes import LayOut, padded, ragged
 from loading import LoadError, load_local_model
 from model_server.config import ServeConfig
 from runtime.results import with_our_errors
@@ -26,7 +25,7 @@ from tests.model.peer import load
 from tests.models.families import logits_of
 
 CPU = torch.device("cpu")
-LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
+LAYOUTS: dict[str, LayOut] = {"static": padded, "dynamic": ragged}
 
 
 @pytest.mark.parametrize("mode", LAYOUTS)

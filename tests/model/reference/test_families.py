@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from generate import dynamic, static
-from generate.modes import LayOut
+from generate.modes import LayOut, padded, ragged
 from model import LoadOptions, ModelOptionError, load_model
 from seams import Sampling, TokenLogprobs
 from tests.bare import GREEDY, Bare
@@ -19,7 +18,7 @@ from tests.model.peer import LogitsTap, load, without_kernel
 from tests.models.families import CONFIGS, VOCAB, logits_of, write_all
 
 TOLERANCE = 1e-4  # of a logit, float32
-LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
+LAYOUTS: dict[str, LayOut] = {"static": padded, "dynamic": ragged}
 modes = pytest.mark.parametrize("mode", LAYOUTS)
 
 
@@ -65,7 +64,7 @@ def test_rows_that_are_done_are_padding_and_affect_no_other_row(
 ) -> None:
     folder, peer = checkpoint
     with without_kernel() if attention == "torch" else contextlib.nullcontext():
-        bare = Bare(load(folder, "static"), static.lay_out)
+        bare = Bare(load(folder, "static"), padded)
         # it takes 20 iterations, more than the context would leave to a row that ran on
         long, short = bare.open(prompts_of(90, 3), 20)
         bare.advance([long, short])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from generate.dynamic import lay_out
+from generate.modes import ragged
 from model import LoadOptions, load_model
 from runtime.executor import Executor
 from tests.bare import Bare
@@ -76,7 +76,7 @@ def peer_logits(peer: Any, ids: Sequence[int]) -> Tensor:
 def test_greedy_answers_are_those_of_transformers(
     prompts: list[list[int]], tokenizer: Tokenizer, peer: Any
 ) -> None:
-    bare = Bare(load("float32"), lay_out)
+    bare = Bare(load("float32"), ragged)
     sequences = bare.open(prompts, ANSWER_TOKENS)
     for _ in range(ANSWER_TOKENS):
         bare.advance(sequences)

@@ -23,8 +23,8 @@ from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
 from seams import Plan, Policy, Request, View
 from tests.batching.modes import POLICIES
-from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, advanced, batches, carried_out, decoding, queues, view
+from tests.scheduling.step_times import FixedStepTime
 from tests.support.hash_model import virtual_duration_s
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
@@ -86,7 +86,7 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
     """At the cost of the deferred requests with the fewest computed tokens."""
     alone = without_deferred(shown)
     expected = make().plan(alone) if alone.waiting or alone.resident else Plan()
-    for wrapped in (Budget(make(), Law(), factor), Exclusive(make())):
+    for wrapped in (Budget(make(), FixedStepTime(), factor), Exclusive(make())):
         plan = wrapped.plan(shown)
         check_plan(plan, shown)
         assert wrapped.plan(shown) == plan  # which may be dropped
@@ -106,7 +106,7 @@ deferred = partial(decoding, service_class="deferred")
 def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -> None:
     """A row gets a token in an iteration of 10 s; so 8 tokens take 80 s."""
 
-    class Slow(Law):
+    class Slow(FixedStepTime):
         def seconds(self, work: Work) -> float | None:
             return 10.0
 
@@ -124,14 +124,14 @@ def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -
 
 def test_if_nothing_fits_the_minimum_grants_one_row_every_100_iterations() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
-    policy = Budget(Orca(), Law(), factor=1.0)
+    policy = Budget(Orca(), FixedStepTime(), factor=1.0)
     rows = [len(carried_out(policy, shown).advance) for _ in range(200)]
     assert rows == [*[1] * 99, 2] * 2
 
 
 def test_without_predictions_a_few_tokens_join_and_more_without_immediate_requests() -> None:
     resident = [deferred(n) for n in range(1, 10)]
-    blind = Budget(Orca(), Law(known=False))
+    blind = Budget(Orca(), FixedStepTime(known=False))
     shown = view([], [decoding(0), *resident], limit=20, used=120)
     assert len(blind.plan(shown).advance) == 1 + BLIND_TOKENS
     long = Shown(30, prompt_tokens=200, service_class="deferred")
@@ -144,7 +144,7 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     shown = view(waiting, limit=30)
 
     def taken_s(ttft_s: float | None, max_step_s: float, quiet_s: float = 1.0) -> float:
-        policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
+        policy = Budget(Orca(), FixedStepTime(ttft_s), factor=1.25, max_step_s=max_step_s)
         carried_out(policy, view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
         before = policy._remembered
         policy._remembered = before._replace(load=before.load._replace(residents=0.0))
@@ -162,7 +162,7 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
 def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
     present = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
-    policy = Budget(Orca(), Law())
+    policy = Budget(Orca(), FixedStepTime())
     carried_out(policy, view([], present, limit=6, used=36))
     again = policy.plan(view(queue, [], limit=6))
     assert len(again.advance) == 3
@@ -191,7 +191,7 @@ def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
 
     def taken_s(limit: int) -> float:
         shown = view([], [*present, replace(long, computed=0, room=950)], limit=limit, budget=2000)
-        work = Work.of(Budget(Orca(), Law(), factor=2.0).plan(shown).advance)
+        work = Work.of(Budget(Orca(), FixedStepTime(), factor=2.0).plan(shown).advance)
         return virtual_duration_s(work.num_rows, work.num_tokens)
 
     assert taken_s(4) <= alone_s * 4 / 3 < taken_s(100) <= alone_s * 2

@@ -24,7 +24,6 @@ from scheduling.registry import make_policy
 from seams import Plan, Policy, Sampling
 from serving.config import Config
 from tests.examples import examples
-from tests.scheduling.law import Law
 from tests.scheduling.shown import (
     Shown,
     advanced,
@@ -35,6 +34,7 @@ from tests.scheduling.shown import (
     signals,
     view,
 )
+from tests.scheduling.step_times import FixedStepTime
 
 CONFIG = Config(mode="dynamic", max_batch_size=8, token_budget=12, max_bypass=3)
 # the other modes, limits that matter, and all that a server can be asked for
@@ -44,7 +44,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "static, own": lambda: Static(2.0, "own"),
     "tgi, small": lambda: TGI(max_batch_prefill_tokens=40, max_batch_total_tokens=150),
     "stall-free, auto": StallFree,
-    **{name: partial(make_policy, name, CONFIG, Law()) for name in registry.POLICIES},
+    **{name: partial(make_policy, name, CONFIG, FixedStepTime()) for name in registry.POLICIES},
 }
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
@@ -96,9 +96,11 @@ class Counted(list[Inference]):
 
 
 @pytest.mark.parametrize("name", registry.POLICIES)
-def test_a_plan_looks_at_the_requests_that_changed_not_at_all_that_wait(name: str) -> None:
+def test_a_plan_looks_at_what_waits_twice_at_most_and_in_order_of_arrival_at_the_first(
+    name: str,
+) -> None:
     waiting, many = Counted(), 10_000
-    policy = make_policy(name, CONFIG, Law())
+    policy = make_policy(name, CONFIG, FixedStepTime())
     for turn in range(2):
         for id in range(many * turn, many + 8 * turn):
             waiting.append(made := Inference([1] * (id % 30 + 1), 9, Sampling(), float(id)))
@@ -107,9 +109,7 @@ def test_a_plan_looks_at_the_requests_that_changed_not_at_all_that_wait(name: st
         shown = replace(view(limit=8, max_resident=32, budget=10_000), waiting=waiting)
         for step in policy.plan(shown).advance:  # they run at once, and end
             step.request.finish("length")  # type: ignore[attr-defined]
-    # the order of some changes with time
-    most = 2 if name in ("hrrn", "deadline", "shortest-first") else 0.9
-    assert waiting.looks <= most * many
+    assert waiting.looks <= (16 if name in registry.IN_ORDER else 2 * len(waiting))
 
 
 def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:

@@ -11,18 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policies.fair_slack import FairSlack
-from scheduling.policies.stall_free import MOST_STALL, PROMPT_TOKENS, StallFree
+from scheduling.policies.stall_free import (
+    LEAST_PROMPT_TOKENS,
+    MOST_STALL,
+    PROMPT_TOKENS,
+    StallFree,
+)
 from scheduling.prediction.predictor import Predictor
-from scheduling.prediction.room import LEAST_PROMPT_TOKENS
 from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
 from seams import Advance, Plan
 from serving.config import Config
-from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, advanced, decoding, view
+from tests.scheduling.step_times import FixedStepTime
 
 # ten milliseconds and one more for each token
-law_of = partial(Law, constant_s=0.010, row_s=0.0, token_s=0.001)
+law_of = partial(FixedStepTime, constant_s=0.010, row_s=0.0, token_s=0.001)
 
 
 def decodes_of(count: int) -> list[Shown]:
@@ -36,7 +40,7 @@ def long(past: int = 0) -> Shown:
 @pytest.mark.parametrize("law", [None, law_of(known=False)], ids=["no predictor", "nothing learnt"])
 @pytest.mark.parametrize("decodes", [0, 5])
 def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_tokens(
-    law: Law | None, decodes: int
+    law: FixedStepTime | None, decodes: int
 ) -> None:
     shown = view([long()], decodes_of(decodes), limit=9, budget=9000)
     plan = StallFree(predictor=law).plan(shown)
@@ -56,7 +60,7 @@ def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_t
     ),
 )
 def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
-    lengths: Sequence[int], begun: int, decodes: int, law: Law
+    lengths: Sequence[int], begun: int, decodes: int, law: FixedStepTime
 ) -> None:
     waiting = [Shown(200 + n, prompt_tokens=length) for n, length in enumerate(lengths)]
     residents = [*decodes_of(decodes), long(begun)] if begun else decodes_of(decodes)
@@ -89,7 +93,7 @@ def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
     ],
 )
 def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(
-    law: Law, tokens: int
+    law: FixedStepTime, tokens: int
 ) -> None:
     shown = view([Shown(1, prompt_tokens=20_000)], limit=32, budget=30_000)
     assert advanced(StallFree(predictor=law).plan(shown)) == [(1, tokens)]
@@ -110,7 +114,7 @@ def test_tokens_that_were_yielded_together_are_a_decode_and_wait_for_no_prompt(n
 
 NOW_S = 100.0
 TTFT_S, TPOT_S = 1.0, 0.1  # the defaults
-LAW = Law()
+LAW = FixedStepTime()
 
 
 def due(id: int, slack_s: float, own: bool = False) -> Shown:
@@ -125,7 +129,7 @@ def prompt(tokens: int, id: int = 50) -> Shown:
     return Shown(id, NOW_S, prompt_tokens=tokens)
 
 
-def planned(waiting: list[Shown], resident: list[Shown], law: Law = LAW) -> Plan:
+def planned(waiting: list[Shown], resident: list[Shown], law: FixedStepTime = LAW) -> Plan:
     shown = view(waiting, resident, now_s=NOW_S, limit=12, budget=20_000)
     return FairSlack(predictor=law).plan(shown)
 
@@ -148,14 +152,14 @@ def test_decodes_that_would_be_late_are_first_then_prompts_then_the_others_by_sl
     ("waiting", "residents", "law"),
     [
         ([prompt(8000)], [due(1, -0.1), due(2, -0.2)], LAW),
-        ([prompt(8000)], [due(1, 0.6), due(2, 0.010)], Law(known=False)),
+        ([prompt(8000)], [due(1, 0.6), due(2, 0.010)], FixedStepTime(known=False)),
         ([prompt(8000)], [], LAW),
         ([], [due(1, 0.6), due(2, 0.010)], LAW),
     ],
     ids=["all are late", "nothing is learnt", "no request decodes", "no prompt"],
 )
 def test_where_there_is_no_slack_to_spend_it_is_stall_free(
-    waiting: list[Shown], residents: list[Shown], law: Law
+    waiting: list[Shown], residents: list[Shown], law: FixedStepTime
 ) -> None:
     shown = view(waiting, residents, now_s=NOW_S, limit=12, budget=20_000)
     plan = planned(waiting, residents, law)

@@ -104,7 +104,7 @@ def test_without_enough_iterations_or_a_fit_nothing_is_foretold(
     assert taught(REFIT_EVERY).seconds(work) is None
     for _ in range(REFIT_EVERY):
         learnt.iteration(record(random_work(rng), 1.0))
-    assert learnt.seconds(work) == learnt.foretell(work) == learnt_s
+    assert learnt.seconds(work) == learnt.predict(work) == learnt_s
 
 
 @pytest.mark.parametrize(("noise", "stalls", "off"), [(0.0, 0.0, 0.02), (0.1, 0.1, 0.1)])

@@ -21,8 +21,7 @@ from text.tools.grammar import (
     of_regex,
     of_schema,
 )
-from text.tools.kept import ForcedCallParser, StrictCallParser
-from text.tools.parsing import CallParser
+from text.tools.parsing import CallParser, ForcedCallParser, StrictCallParser
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/c"}}, "required": ["city"]}
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,12 @@ from tests.text.tools.calls import CALLS, EACH_FORM, FORMS, NAMES, TEXT, cut, lo
 from text.tools import parsing
 from text.tools.extent import Extent
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
-from text.tools.kept import ForcedCallParser, StrictCallParser
-from text.tools.parsing import MOST_CHARACTERS, CallParser
+from text.tools.parsing import (
+    MOST_CHARACTERS,
+    CallParser,
+    ForcedCallParser,
+    StrictCallParser,
+)
 
 MOST = st.sampled_from([None, 1, 2])
 

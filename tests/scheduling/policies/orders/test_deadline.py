@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from scheduling.policies.orders.deadline import Deadline
 from scheduling.policies.orders.hrrn import HRRN
-from scheduling.prediction.predictor import StepTime
-from tests.scheduling.law import Law
+from scheduling.prediction.predictor import Predictor
 from tests.scheduling.shown import Shown, order_of
+from tests.scheduling.step_times import FixedStepTime
 
 NOW_S = 100.0
 # under the law a prompt token takes 10 us in a large iteration, and a decode alone 1.1 ms
@@ -22,7 +22,7 @@ LONG, LONG_S = 4000, 0.040
 
 
 def due_first(
-    *waiting: Shown, predictor: StepTime | None = None, hits: Mapping[int, int] | None = None
+    *waiting: Shown, predictor: Predictor | None = None, hits: Mapping[int, int] | None = None
 ) -> list[int]:
     return order_of(Deadline(predictor=predictor), waiting, now_s=NOW_S, hits=hits)
 
@@ -48,9 +48,9 @@ def due(id: int, in_s: float, *, asked_s: float = 1.0, prompt_tokens: int = 4) -
         ([Shown(1, NOW_S - 50.0, generated=20, deadline_s=1.0), due(2, 0.5)], [2, 1]),
     ],
 )
-@pytest.mark.parametrize("predictor", [None, Law(known=False), Law()])
+@pytest.mark.parametrize("predictor", [None, FixedStepTime(known=False), FixedStepTime()])
 def test_what_is_due_is_first_and_then_what_can_no_longer_be_in_time(
-    waiting: Sequence[Shown], first: list[int], predictor: StepTime | None
+    waiting: Sequence[Shown], first: list[int], predictor: Predictor | None
 ) -> None:
     assert due_first(*waiting, predictor=predictor) == first
 
@@ -60,12 +60,12 @@ def test_work_without_prefix_hits_is_added_to_the_deadline_once_the_step_time_is
     hopeless, hits = due(1, LONG_S / 2, prompt_tokens=LONG), {1: LONG - 100}
     for first in (long, hopeless):
         assert due_first(first, short) == [1, 2]
-        assert due_first(first, short, predictor=Law()) == [2, 1]
-        assert due_first(first, short, predictor=Law(), hits=hits) == [1, 2]
+        assert due_first(first, short, predictor=FixedStepTime()) == [2, 1]
+        assert due_first(first, short, predictor=FixedStepTime(), hits=hits) == [1, 2]
     # of a response, all that it is likely to generate is work
     response, short = Shown(1, NOW_S - 0.5, max_tokens=100, deadline_s=1.0), due(9, 0.55)
     for request, found in ((response, [9, 1]), (replace(response, predicted=10), [1, 9])):
-        assert due_first(request, short, predictor=Law()) == found
+        assert due_first(request, short, predictor=FixedStepTime()) == found
 
 
 # --- the highest response ratio -------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.prediction.predictor import Load
+from scheduling.prediction.predictor import Load, Predictor
 from scheduling.prediction.step_time import Work
 
 NO_LOAD = Load()
 
 
-@dataclass(slots=True)
-class Law:
+@dataclass
+class FixedStepTime(Predictor):
     """The hash model's in virtual time, unless its parts say otherwise."""
 
     ttft_s: float | None = None

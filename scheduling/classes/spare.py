@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from scheduling.lending import LentMemory
+from scheduling.fitting import PreemptibleMemory
 from seams import Advance, Plan, Policy, Request, Trial, View
 
 
@@ -23,7 +23,7 @@ def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]
     return both
 
 
-class Gap:
+class SpareCapacity:
     """`plan`: for the immediate requests. `dropped`: deferred residents that lose their memory to
     it. `paused`: those that keep it. `places`: how many more requests may be resident. `rows`: how
     many more the iteration may have.
@@ -37,13 +37,13 @@ class Gap:
         self.waiting, self.queue = by_class(view.waiting)
         self.plan = Plan()
         if self.resident or self.waiting:
-            lent = LentMemory(view.memory, deferred)
+            memory = PreemptibleMemory(view.memory, deferred)
             self.plan = inner.plan(
                 replace(
                     view,
                     waiting=self.waiting,
                     resident=self.resident,
-                    memory=lent,
+                    memory=memory,
                     num_deferred=0,
                 )
             )
