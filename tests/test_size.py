@@ -19,23 +19,23 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8700,
+    "api": 8702,
     "benchmarks": 6167,
     "client": 8243,
     "deferred": 3154,
     "kernels": 1368,
-    "learn": 1200,
+    "learn": 1199,
     "model_server": 2270,
     "models": 2416,
     "router": 5522,
     "runtime": 5732,
-    "scheduling": 2525,
-    "tests": 29973,
-    "text": 2035,
-    "others": 8542,
+    "scheduling": 2210,
+    "tests": 29974,
+    "text": 2008,
+    "others": 8382,
 }
-PRODUCT_LINES = 42264  # all but tests, benchmarks, client and learn
-SHORT_FILES = 47
+PRODUCT_LINES = 41764  # all but tests, benchmarks, client and learn
+SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
 
