@@ -170,7 +170,7 @@ def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[s
     """The environment variables as a command line in this project's names. Leaves out options that
     the translated command line `taken` has. Raises TranslationError."""
     has = {word.partition("=")[0] for word in taken}
-    found: list[str] = []
+    ours: list[str] = []
     for named in OPTIONS:
         if (variable := named.environment) is None or not (text := environ.get(variable, "")):
             continue
@@ -183,8 +183,8 @@ def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[s
             text = "true"
         words = _translate(named, variable, text)
         if words and words[0] not in has:
-            found += words
-    return found
+            ours += words
+    return ours
 
 
 def _translate(named: Named, given_as: str, text: str) -> list[str]:

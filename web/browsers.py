@@ -115,10 +115,10 @@ class Rules:
 def _split(authority: str) -> tuple[str, int | None]:
     """Its host, in small letters and without a last dot, and its port; an empty host if it is not
     valid."""
-    found = _AUTHORITY.fullmatch(authority.lower())
-    if found is None:
+    match = _AUTHORITY.fullmatch(authority.lower())
+    if match is None:
         return "", None
-    return found[1].removesuffix("."), int(found[2]) if found[2] else None
+    return match[1].removesuffix("."), int(match[2]) if match[2] else None
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -45,8 +45,8 @@ def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise ApiError(400, explain(found, schema), param=str(found[0]["loc"][0])) from None
+        errors = error.errors(include_url=False)
+        raise ApiError(400, explain(errors, schema), param=str(errors[0]["loc"][0])) from None
 
 
 def read_object(request: Request, most_bytes: int) -> dict[str, Any]:

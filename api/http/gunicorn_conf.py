@@ -38,12 +38,12 @@ worker_class = Worker
 threads = _config.threads
 # connections that wait for their clients hold no thread, but a file each
 _files, _most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-_wanted_files = 2 * threads + OTHER_FILES
+_open_files = 2 * threads + OTHER_FILES
 if _most_files != resource.RLIM_INFINITY:
-    _wanted_files = min(_wanted_files, _most_files)
+    _open_files = min(_open_files, _most_files)
 if _files != resource.RLIM_INFINITY:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _wanted_files), _most_files))
-worker_connections = max(_wanted_files - OTHER_FILES, _wanted_files // 2)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _open_files), _most_files))
+worker_connections = max(_open_files - OTHER_FILES, _open_files // 2)
 backlog = 2048
 keepalive = 75  # longer than clients keep theirs, so that no request meets a closing connection
 timeout = 0  # the main thread only dispatches; killing the worker would not help

@@ -33,7 +33,7 @@ class Writer:
 
     def __init__(self, heartbeat_s: float = 15.0) -> None:
         self._heartbeat_s = heartbeat_s
-        self._told: SimpleQueue[_WrittenStream] = SimpleQueue()
+        self._updated: SimpleQueue[_WrittenStream] = SimpleQueue()
         threading.Thread(target=self._run, name="writer", daemon=True).start()
 
     def serve(
@@ -47,7 +47,7 @@ class Writer:
         """The body of gunicorn's answer: empty, since `events` go to the client, in chunks if
         `chunked`. None among them means that nothing is to be sent before the next update
         of a source. Raises the errors of `events` and the socket."""
-        stream = _WrittenStream(client, events, chunked, self._told)
+        stream = _WrittenStream(client, events, chunked, self._updated)
         for source in sources:
             source.updated = stream
         yield b""  # gunicorn sends the head
@@ -68,7 +68,7 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            stream = self._told.get()
+            stream = self._updated.get()
             if stream.lent:
                 stream.write()
 
@@ -81,7 +81,7 @@ class _WrittenStream(threading.Event):
         client: Outgoing,
         events: Iterator[bytes | None],
         chunked: bool,
-        told: SimpleQueue[_WrittenStream],
+        updated: SimpleQueue[_WrittenStream],
     ) -> None:
         super().__init__()
         self.ended = False
@@ -90,13 +90,13 @@ class _WrittenStream(threading.Event):
         self._client = client
         self._events = events
         self._chunked = chunked
-        self._told = told
+        self._updated = updated
         self.sent_s = time.monotonic()  # when there last was something to send
         self.comment_due = False
         self.returned = threading.Event()
 
     def set(self) -> None:
-        self._told.put(self)
+        self._updated.put(self)
 
     def write(self) -> None:
         """Sends the present events, as far as the socket accepts them without waiting."""

@@ -110,8 +110,8 @@ class StoredBatch(Answer):
 
 def window_s(text: str) -> int:
     """0 if it is not a window."""
-    found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
-    return int(found[1]) * UNIT_S[found[2]] if found else 0
+    match = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
+    return int(match[1]) * UNIT_S[match[2]] if match else 0
 
 
 def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
@@ -123,16 +123,16 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     @openai_errors(*STORED, 404, *BODY, body=BatchRequest, whole=StoredBatch)
     def create() -> Response:
         service.require_ready()
-        wanted = read_body(request, BatchRequest, service.config.max_body_bytes)
+        asked = read_body(request, BatchRequest, service.config.max_body_bytes)
         key = request.headers.get("Idempotency-Key")
         if key is not None and len(key) > MOST_IDEMPOTENCY_KEY:
             raise ApiError(400, f"Idempotency-Key has more than {MOST_IDEMPOTENCY_KEY} characters")
-        expiry = wanted.output_expires_after
-        length_s = window_s(wanted.completion_window)
+        expiry = asked.output_expires_after
+        length_s = window_s(asked.completion_window)
         if length_s < service.config.min_completion_window:
             raise ApiError(
                 400,
-                f"'completion_window' is {show(wanted.completion_window)}; the shortest that is "
+                f"'completion_window' is {show(asked.completion_window)}; the shortest that is "
                 f"allowed here is {service.config.min_completion_window} s "
                 "(--min-completion-window)",
                 param="completion_window",
@@ -141,11 +141,11 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
         batch = jobs.store.batches.create(
             g.owner,
             NewBatch(
-                wanted.input_file_id,
-                wanted.endpoint,
+                asked.input_file_id,
+                asked.endpoint,
                 model,
-                wanted.completion_window,
-                wanted.metadata,
+                asked.completion_window,
+                asked.metadata,
                 retention_s if expiry is None else expiry.seconds,
             ),
             now_s,

@@ -53,14 +53,14 @@ class Line:
             return _refusal(internal_error(error))
         if body is None:
             return None
-        told = generation.usage()
+        usage = generation.usage()
         return LineAnswer(
             200,
             body,
             BatchUsage(
-                input_tokens=told["prompt_tokens"],
-                cached_tokens=told["prompt_tokens_details"]["cached_tokens"],
-                output_tokens=told["completion_tokens"],
+                input_tokens=usage["prompt_tokens"],
+                cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+                output_tokens=usage["completion_tokens"],
             ),
         )
 

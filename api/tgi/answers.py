@@ -131,7 +131,7 @@ class Steps:
     @property
     def mean_logprob(self) -> float:
         logprobs = self.inference.logprobs[: len(self.all)]
-        return sum(found.logprob for found in logprobs) / len(logprobs)
+        return sum(one.logprob for one in logprobs) / len(logprobs)
 
     def read(self) -> Iterator[NewToken]:
         new = self._follower.new()
@@ -186,8 +186,8 @@ class TgiGeneration:
         for group in self.groups:
             if len(group) > 1:
                 group.sort(key=lambda steps: steps.mean_logprob, reverse=True)
-        told = [self._generated(*pair) for pair in zip(self.texts, self.groups, strict=True)]
-        return told if self.as_list else told[0]
+        response = [self._generated(*pair) for pair in zip(self.texts, self.groups, strict=True)]
+        return response if self.as_list else response[0]
 
     def events(self) -> Iterator[bytes | None]:
         (text,), ((steps,),) = self.texts, self.groups
@@ -196,7 +196,7 @@ class TgiGeneration:
 
     def _generated(self, text: str, group: Sequence[Steps]) -> Generated:
         best, *others = group
-        told: Generated = {"generated_text": self._full(text, best)}
+        response: Generated = {"generated_text": self._full(text, best)}
         if self.wanted.details or self.wanted.decoder_input_details:
             details = cast(Details, self._sequence(best))
             if others:
@@ -204,15 +204,15 @@ class TgiGeneration:
                     {"generated_text": self._full(text, other), **self._sequence(other)}
                     for other in others
                 ]
-            told["details"] = details
-        return told
+            response["details"] = details
+        return response
 
     def _full(self, text: str, steps: Steps) -> str:
         return text + steps.text if self.wanted.return_full_text else steps.text
 
     def _sequence(self, steps: Steps) -> GeneratedSequence:
         assert steps.finish is not None  # it has ended
-        told: GeneratedSequence = {
+        response: GeneratedSequence = {
             "finish_reason": steps.finish,
             "generated_tokens": len(steps.all),
             "seed": _seed(steps.inference),
@@ -220,30 +220,30 @@ class TgiGeneration:
             "tokens": [self._token(token, steps.inference) for token in steps.all],
         }
         if self.wanted.top_n_tokens:
-            told["top_tokens"] = [self._top(token, steps.inference) for token in steps.all]
-        return told
+            response["top_tokens"] = [self._top(token, steps.inference) for token in steps.all]
+        return response
 
     def _stream_token(self, token: NewToken, steps: Steps, text: str) -> StreamToken:
         """Of the newest token."""
         inference = steps.inference
-        told: StreamToken = {
+        response: StreamToken = {
             "index": len(steps.all),
             "token": self._token(token, inference),
             "generated_text": None,
             "details": None,
         }
         if self.wanted.top_n_tokens:
-            told["top_tokens"] = self._top(token, inference)
+            response["top_tokens"] = self._top(token, inference)
         if steps.finish is not None:
-            told["generated_text"] = self._full(text, steps)
+            response["generated_text"] = self._full(text, steps)
             if self.wanted.details:
-                told["details"] = {
+                response["details"] = {
                     "finish_reason": steps.finish,
                     "generated_tokens": len(steps.all),
                     "seed": _seed(inference),
                     "input_length": inference.prompt_tokens,
                 }
-        return told
+        return response
 
     def _token(self, token: NewToken, inference: Inference) -> TopToken:
         return {
@@ -263,7 +263,7 @@ class TgiGeneration:
     def _prefill(self, inference: Inference) -> list[PromptToken]:
         """The prompt's tokens; nothing comes before the first, so it has no logprob."""
         ids = inference.ids[: inference.prompt_tokens]
-        logprobs = [None, *(found.logprob for found in inference.prompt_logprobs)]
+        logprobs = [None, *(one.logprob for one in inference.prompt_logprobs)]
         return [
             {"id": token, "text": self._text(token), "logprob": logprob}
             for token, logprob in zip(ids, logprobs, strict=True)

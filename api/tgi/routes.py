@@ -107,13 +107,13 @@ class TgiCalls:
 
     @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, whole=Generated)
     def generate(self) -> Response:
-        wanted = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
-        return self._answer([wanted.inputs], wanted.asked)
+        parsed = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
+        return self._answer([parsed.inputs], parsed.asked)
 
     @tgi_errors(422, *BODY, *BUSY, body=GenerateRequest, events=StreamToken | TgiError)
     def generate_stream(self) -> Response:
-        wanted = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
-        return self._answer([wanted.inputs], wanted.asked, stream=True)
+        parsed = parse(read_object(request, self._config.max_body_bytes), GenerateRequest)
+        return self._answer([parsed.inputs], parsed.asked, stream=True)
 
     @tgi_errors(
         422,
@@ -169,19 +169,19 @@ class TgiCalls:
         return jsonify(READY)
 
     def _compatible(self, data: dict[str, Any]) -> Response:
-        wanted = parse(data, CompatRequest)
-        asked, most = wanted.asked, self._config.max_client_batch_size
+        parsed = parse(data, CompatRequest)
+        asked, most = parsed.asked, self._config.max_client_batch_size
         if asked.return_full_text is None:  # as TGI does here for models of text generation
             asked = asked.model_copy(update={"return_full_text": True})
-        if isinstance(wanted.inputs, str):
-            return self._answer([wanted.inputs], asked, stream=bool(wanted.stream), as_list=True)
-        if wanted.stream:
+        if isinstance(parsed.inputs, str):
+            return self._answer([parsed.inputs], asked, stream=bool(parsed.stream), as_list=True)
+        if parsed.stream:
             raise InvalidError("`inputs` must be one string when streaming tokens")
-        if not 0 < len(wanted.inputs) <= most:
+        if not 0 < len(parsed.inputs) <= most:
             raise InvalidError(
-                f"Number of prompts must be > 0 and <= {most}. Given: {len(wanted.inputs)}"
+                f"Number of prompts must be > 0 and <= {most}. Given: {len(parsed.inputs)}"
             )
-        return self._answer(wanted.inputs, asked, as_list=True)
+        return self._answer(parsed.inputs, asked, as_list=True)
 
     def _answer(
         self,
@@ -236,8 +236,8 @@ class TgiCalls:
         constraint = self._constraint(asked)
         stops, updated = Stops(asked.stop or ()), threading.Event()
         best_of = asked.best_of or 1
-        told = streaming or asked.details or asked.decoder_input_details or best_of > 1
-        logprobs = (asked.top_n_tokens or 0) if told else None
+        scored = streaming or asked.details or asked.decoder_input_details or best_of > 1
+        logprobs = (asked.top_n_tokens or 0) if scored else None
         groups = []
         for text in texts:
             ids, further = self._fitting(text, asked)
@@ -279,5 +279,5 @@ class TgiCalls:
         if asked.truncate is not None:
             text = tokenizer.tail(text, asked.truncate)
         (ids,) = service.encode("inputs", [text], fit=False)
-        kept, further = fit(asked, len(ids), self._config, context)
-        return ids[-kept:], further
+        most, further = fit(asked, len(ids), self._config, context)
+        return ids[-most:], further

@@ -38,7 +38,7 @@ from serving.config import Config
 log = logging.getLogger(__name__)
 
 NOT_OFFERED = ("watermark", "adapter_id")
-UNKNOWN_TOLD = 256  # names of unknown fields that are logged, each once
+UNKNOWN_LOGGED = 256  # names of unknown fields that are logged, each once
 MOST_UNKNOWN = 8  # of them that a request may have logged
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -138,20 +138,20 @@ def parse(data: dict[str, Any], schema: type[Schema]) -> Schema:
         inner.keys() - Parameters.model_fields.keys() if isinstance(inner, dict) else set()
     )
     for name in heapq.nsmallest(MOST_UNKNOWN, unknown):
-        _tell_unknown(name[:60])
+        _log_unknown(name[:60])
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        inner = [one for one in found if one["loc"][0] == "parameters" and len(one["loc"]) > 1]
-        said = explain([one for one in found if one not in inner], schema)
+        errors = error.errors(include_url=False)
+        inner = [one for one in errors if one["loc"][0] == "parameters" and len(one["loc"]) > 1]
+        message = explain([one for one in errors if one not in inner], schema)
         for one in inner:
             one["loc"] = one["loc"][1:]
-        raise InvalidError("; ".join(filter(None, (said, explain(inner, Parameters))))) from None
+        raise InvalidError("; ".join(filter(None, (message, explain(inner, Parameters))))) from None
 
 
-@functools.lru_cache(UNKNOWN_TOLD)
-def _tell_unknown(name: str) -> None:
+@functools.lru_cache(UNKNOWN_LOGGED)
+def _log_unknown(name: str) -> None:
     log.info("TGI's API has no field %s; it is ignored", show(name))
 
 
@@ -178,8 +178,8 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
         raise InvalidError(f"`stop` supports up to {most} stop sequences. Given: {len(stops)}")
     _require("" not in stops, "`stop` must not contain an empty string")
     if (longest := max(map(len, stops), default=0)) > MOST_STOP_CHARACTERS:
-        said = f"each of `stop` may have up to {MOST_STOP_CHARACTERS} characters"
-        raise InvalidError(f"{said}. Given: {longest}")
+        message = f"each of `stop` may have up to {MOST_STOP_CHARACTERS} characters"
+        raise InvalidError(f"{message}. Given: {longest}")
     top_n, most = asked.top_n_tokens or 0, config.max_top_n_tokens
     _require(most > 0 or top_n == 0, f"`top_n_tokens` != 0 {elsewhere}")
     if top_n > most:
@@ -205,8 +205,8 @@ def _check_numbers(asked: Parameters) -> None:
     for name in ("top_p", "typical_p"):
         if (value := getattr(asked, name)) is not None:
             _require(0 < value < 1, f"`{name}` must be > 0.0 and < 1.0")
-    said = f"`frequency_penalty` must be >= -{MOST_PENALTY} and <= {MOST_PENALTY}"
-    _require(-MOST_PENALTY <= (asked.frequency_penalty or 0) <= MOST_PENALTY, said)
+    message = f"`frequency_penalty` must be >= -{MOST_PENALTY} and <= {MOST_PENALTY}"
+    _require(-MOST_PENALTY <= (asked.frequency_penalty or 0) <= MOST_PENALTY, message)
 
 
 def fit(
@@ -219,18 +219,18 @@ def fit(
     most_input = min(config.max_input_tokens or most_total - 1, most_total - 1)
     if asked.truncate is not None:
         if not 0 < asked.truncate <= most_input:
-            said = f"`truncate` must be strictly positive and less than {most_input}"
-            raise InvalidError(f"{said}. Given: {show(asked.truncate)}")
+            message = f"`truncate` must be strictly positive and less than {most_input}"
+            raise InvalidError(f"{message}. Given: {show(asked.truncate)}")
         tokens = min(tokens, asked.truncate)
-    wanted = asked.max_new_tokens
-    if wanted is not None and tokens + wanted > most_total:
+    further = asked.max_new_tokens
+    if further is not None and tokens + further > most_total:
         raise InvalidError(
             f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. {given}{tokens} `inputs` "
-            f"tokens and {show(wanted)} `max_new_tokens`"
+            f"tokens and {show(further)} `max_new_tokens`"
         )
     if tokens > most_input:
         raise InvalidError(f"`inputs` must have less than {most_input} tokens. {given}{tokens}")
-    return tokens, most_total - tokens if wanted is None else wanted
+    return tokens, most_total - tokens if further is None else further
 
 
 def sampling_of(asked: Parameters, logprobs: int | None, constraint: Constraint | None) -> Sampling:

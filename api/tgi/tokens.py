@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from flask import Response, jsonify, request
+from flask import Response, request
 from msgspec import Raw
 from msgspec.json import encode
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +20,7 @@ from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, Templ
 from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.tools import TOOLS, Tools, offer_of
 from api.openai.generation import Generations
-from api.openapi import BODY, documented
+from api.openapi import BODY, Answer, documented, respond
 from api.service import Service
 from api.tgi.answers import TgiError, tgi_errors
 from api.tgi.schemas import GenerateRequest, parse
@@ -79,7 +79,7 @@ class DetokenizeRequest(BaseModel):
     tokens: list[CountOrZero] = Field(fail_fast=True, description="an array of token ids")
 
 
-class Prompt(TypedDict):
+class Prompt(Answer):
     prompt: str
 
 
@@ -109,9 +109,9 @@ class TokenCalls:
 
     def _tokens(self, data: dict[str, Any]) -> Response:
         service, tokenizer = self._service, self._tokenizer
-        wanted: _TokenizeRequest
+        asked: _TokenizeRequest
         if "messages" in data:
-            wanted = chat = of_schema(data, TokenizeChat)
+            asked = chat = of_schema(data, TokenizeChat)
             ids = self._generations.conversation_ids(
                 chat.messages,
                 offer_of([tool.function for tool in chat.tools or ()], None),
@@ -120,40 +120,39 @@ class TokenCalls:
                 fit=False,
             )
         else:
-            wanted = text = of_schema(data, TokenizeText)
+            asked = text = of_schema(data, TokenizeText)
             (ids,) = service.encode("prompt", [text.prompt], fit=False)
             if text.add_special_tokens is False and tokenizer.bos_id is not None:
                 ids = ids[1:]
-        service.require_served(wanted.model)
+        service.require_served(asked.model)
         service.require_ready()
         with service.turns.of(len(ids)):
             strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-            told: Tokens = {
+            body: Tokens = {
                 "count": len(ids),
                 "max_model_len": service.context,
                 "tokens": ids,
-                "token_strs": strings if wanted.return_token_strs else None,
+                "token_strs": strings if asked.return_token_strs else None,
             }
-            return written(told)
+            return written(body)
 
     @documented(
         TgiError | OpenAIError, 400, 404, *BODY, 424, 500, body=DetokenizeRequest, whole=Prompt
     )
     def detokenize(self) -> Response:
-        wanted = of_schema(read_object(request, self._most_bytes), DetokenizeRequest)
-        self._service.require_served(wanted.model)
-        self._service.require_tokens(wanted.tokens, "tokens")
-        with self._service.turns.of(len(wanted.tokens)):
-            text = b"".join(self._tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
-        told: Prompt = {"prompt": text}
-        return jsonify(told)
+        asked = of_schema(read_object(request, self._most_bytes), DetokenizeRequest)
+        self._service.require_served(asked.model)
+        self._service.require_tokens(asked.tokens, "tokens")
+        with self._service.turns.of(len(asked.tokens)):
+            text = b"".join(self._tokenizer.prompt_bytes(asked.tokens)).decode(errors="replace")
+        return respond(Prompt(prompt=text))
 
     @tgi_errors(404, 422, *BODY, body=ChatRequest, whole=ChatPieces)
     def chat_tokenize(self) -> Response:
-        wanted = of_schema(read_object(request, self._most_bytes), ChatRequest)
-        self._service.require_served(wanted.model)
+        asked = of_schema(read_object(request, self._most_bytes), ChatRequest)
+        self._service.require_served(asked.model)
         ids = self._generations.conversation_ids(
-            wanted.messages, wanted.offer, names=wanted.template_names, fit=False
+            asked.messages, asked.offer, names=asked.template_names, fit=False
         )
         with self._service.turns.of(len(ids)):
             pieces = list(map(self._tokenizer.token_bytes, ids))
@@ -170,8 +169,8 @@ def listed(pieces: Iterable[Piece]) -> Raw:
     return Raw(b"[" + b",".join(map(encode, pieces)) + b"]")
 
 
-def written(told: object) -> Response:
-    return Response(encode(told), mimetype="application/json")
+def written(body: object) -> Response:
+    return Response(encode(body), mimetype="application/json")
 
 
 def pieces_of(ids: Sequence[int], pieces: Sequence[bytes]) -> Iterator[Piece]:

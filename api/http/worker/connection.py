@@ -40,7 +40,7 @@ from web.requests import PACED, bearer_key, is_valid
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
 BYTES_PER_S = 64 * 1024  # a client may take a second longer for each such number of bytes
-MOST_KEPT_BYTES = 256 * 1024  # of each response, by the poller
+MOST_UNSENT_BYTES = 256 * 1024  # of each response, by the poller
 # what is called of an `Outgoing` besides: by gunicorn, and by the thread that watches clients
 USED = ("close", "fileno", "gettimeout", "recv", "settimeout", "shutdown")
 
@@ -190,15 +190,15 @@ class Incoming:
         try:
             request = Request(self._cfg, unreader, self._peer)
         except (ParseException, NoMoreData) as error:
-            found = _TARGET.match(head)
-            target = b" ".join(found.groups() if found else (b"GET", b"/"))
+            match = _TARGET.match(head)
+            target = b" ".join(match.groups() if match else (b"GET", b"/"))
             unreader = SocketUnreader(self)
             unreader.unread(target + b" HTTP/1.1\r\nConnection: close\r\n\r\n")
             request = Request(self._cfg, unreader, self._peer)
             if isinstance(error, NoMoreData):
                 error = LimitRequestHeaders(f"the head has more than {MOST_HEAD_BYTES} bytes")
-            told = f"the head of the request is malformed: {error}"
-            self.refuse(ApiError(_STATUSES.get(type(error), 400), told))
+            message = f"the head of the request is malformed: {error}"
+            self.refuse(ApiError(_STATUSES.get(type(error), 400), message))
         self.request = request
         self._length = (
             request.body.reader.length if isinstance(request.body.reader, LengthReader) else None
@@ -246,7 +246,7 @@ class Outgoing:
     def sendall(self, data: bytes) -> None:
         """Raises OSError, such as TimeoutError."""
         if not self.post(data):
-            self.drain(MOST_KEPT_BYTES)
+            self.drain(MOST_UNSENT_BYTES)
 
     def send(self, data: bytes) -> int:
         self.sendall(data)

@@ -32,8 +32,8 @@ from web.requests import Pace
 
 log = logging.getLogger(__name__)
 
-KEPT_PATHS = (b"/health", b"/metrics")
-KEPT_THREADS = 2  # reserved for each of these, and started at once
+PROBE_PATHS = (b"/health", b"/metrics")
+PROBE_THREADS = 2  # reserved for each of these, and started at once
 # what a client still sends is read for this long; otherwise it may miss the response
 LINGER_S = 1.0
 SCAN_S = 0.25  # between two searches for passed deadlines
@@ -69,7 +69,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """gunicorn expects more connections than threads; here, threads may be spare."""
 
     def get_thread_pool(self) -> Threads:
-        self._kept = {path: Threads(KEPT_THREADS, started=KEPT_THREADS) for path in KEPT_PATHS}
+        self._probes = {path: Threads(PROBE_THREADS, started=PROBE_THREADS) for path in PROBE_PATHS}
         self._refusing = Threads(1, started=1)
         return Threads(self.cfg.threads)
 
@@ -237,7 +237,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _hand_over(self, conn: TConn) -> None:
         if conn.incoming.refusal is None:
-            threads = self._kept.get(conn.incoming.path, self.tpool)
+            threads = self._probes.get(conn.incoming.path, self.tpool)
             try:
                 threads.submit(partial(self._serve, conn))
                 return
