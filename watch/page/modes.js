@@ -252,8 +252,8 @@ function verdict(runs) {
       + " (hatched). With dynamic batching a slot goes to the next request the moment it is free."
     : "";
   return `${all}, ${others}: `
-    + `up to ${(worst.end / best.end).toFixed(1)} times as fast. `
-    + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
+    + `${(worst.end / best.end).toFixed(1)} times as fast as ${how(worst.name)}. Half of the requests had their first `
+    + `token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
 }
 
 /** One mode up to a time. @param {Panel} panel @param {number} t @param {number} span @param {number} rows */
