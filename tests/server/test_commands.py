@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,5 +76,22 @@ def test_the_command_serves_until_ctrl_c_which_ends_all_it_started(tmp_path: Pat
         assert stats["model"]["name"] == "embedded"
         assert server.members() == before
         server.interrupt()
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.members() == []
+
+
+def test_the_three_modes_start_with_one_command_and_end_together(tmp_path: Path) -> None:
+    first = free_port()
+    environ = environment(EB_PYTHON=sys.executable, PORT=str(first), DATA_DIR=str(tmp_path))
+    configs = [Config(mode="dynamic", port=first + n) for n in range(3)]
+    with spawned(tmp_path, configs[0], [SERVER, "modes"], environ) as server:
+        servers = [replace(server, config=config) for config in configs]
+        for one in servers:
+            wait_ready(one)
+        modes = [one.stats()["mode"] for one in servers]
+        assert modes == ["dynamic", "static", "nobatch"]
+        page, static, nobatch = (one.url for one in servers)
+        assert f"{page}/watch?with={nobatch},{static},{page}\n" in server.log
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []
