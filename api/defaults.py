@@ -12,20 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from api import limits
 from api.http.errors import explain
-from api.limits import (
-    COUNT,
-    FRESH_SEED_BITS,
-    LEAST_MASS,
-    MOST,
-    RATE,
-    SHARE,
-    TEMPERATURE,
-    Count,
-    Rate,
-    Share,
-    Temperature,
-)
 from models.names import EMBEDDED, RANDOM_PREFIX
 from seams import Sampling
 from text.special_tokens import read_object
@@ -33,19 +21,19 @@ from text.tokenizer import VocabularyError
 from text.vocabulary import locate_files
 
 FILE = "generation_config.json"
-TopK = Annotated[int, Field(ge=-1, le=MOST)]
-TOP_K = f"{COUNT}; 0 or -1: no limit"
+TopK = Annotated[int, Field(ge=-1, le=limits.MOST)]
+TOP_K = f"{limits.COUNT}; 0 or -1: no limit"
 
 
 class SamplingDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    temperature: Temperature = Field(default=1.0, description=TEMPERATURE)
+    temperature: limits.Temperature = Field(default=1.0, description=limits.TEMPERATURE)
     top_k: TopK | None = Field(default=None, description=TOP_K)
-    top_p: Share = Field(default=1.0, description=SHARE)
-    min_p: Share = Field(default=0.0, description=SHARE)
-    repetition_penalty: Rate = Field(default=1.0, description=RATE)
-    max_new_tokens: Count | None = Field(default=None, description=COUNT)
+    top_p: limits.Share = Field(default=1.0, description=limits.SHARE)
+    min_p: limits.Share = Field(default=0.0, description=limits.SHARE)
+    repetition_penalty: limits.Rate = Field(default=1.0, description=limits.RATE)
+    max_new_tokens: limits.Count | None = Field(default=None, description=limits.COUNT)
 
     @property
     def stated(self) -> dict[str, float]:
@@ -55,10 +43,10 @@ class SamplingDefaults(BaseModel):
         """With what a client has `said` in their place, and a fresh seed if it said none."""
         chosen = self.model_copy(update=said)
         return Sampling(
-            seed=secrets.randbits(FRESH_SEED_BITS) if seed is None else seed,
+            seed=secrets.randbits(limits.FRESH_SEED_BITS) if seed is None else seed,
             temperature=chosen.temperature,
             top_k=None if chosen.top_k in (0, -1) else chosen.top_k,
-            top_p=max(chosen.top_p, LEAST_MASS),
+            top_p=max(chosen.top_p, limits.LEAST_MASS),
             min_p=chosen.min_p,
             repetition_penalty=chosen.repetition_penalty,
         )

@@ -13,20 +13,11 @@ from flask import Blueprint, Response, g, jsonify, request
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from api import limits
 from api.defaults import NAMES
 from api.follow import Follower
 from api.http.body import read_body
 from api.http.errors import Error
-from api.limits import (
-    COUNT,
-    SEED,
-    SHARE,
-    TEMPERATURE,
-    Count,
-    Seed,
-    Share,
-    Temperature,
-)
 from api.openapi import GENERATING, Answer, plain_errors, respond
 from api.service import READY, Description, Health, Service
 from api.signals import Signals
@@ -43,13 +34,13 @@ class InferenceRequest(Signals):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: Annotated[str, Field(min_length=1, description="a string of at least one character")]
-    num_tokens: Count = Field(
+    num_tokens: limits.Count = Field(
         description="a whole number from 1 to the model's context less the prompt's tokens"
     )
-    temperature: Temperature = Field(1.0, description=TEMPERATURE)
-    top_k: Count | None = Field(None, description=COUNT)
-    top_p: Share = Field(1.0, description=SHARE)
-    seed: Seed | None = Field(None, description=SEED)
+    temperature: limits.Temperature = Field(1.0, description=limits.TEMPERATURE)
+    top_k: limits.Count | None = Field(None, description=limits.COUNT)
+    top_p: limits.Share = Field(1.0, description=limits.SHARE)
+    seed: limits.Seed | None = Field(None, description=limits.SEED)
     stream: bool = Field(False, description="true or false")
     model: str | None = Field(None, description="a name of the served model")
     service_class: ServiceClass = Field(

@@ -11,16 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from api.limits import (
-    COUNT,
-    METADATA,
-    TOP_LOGPROBS,
-    Count,
-    CountOrZero,
-    Metadata,
-    TopLogprobs,
-    at_most,
-)
+from api import limits
 from api.openai.fields.messages import (
     MOST_MESSAGES,
     TEMPLATE_NAMES,
@@ -221,8 +212,8 @@ class ResponseRequest(GenerationRequest):
     previous_response_id: Filled | None = Field(None, description="the id of a stored response")
     store: bool | None = Field(None, description="true or false; true by default")
     background: bool | None = Field(None, description="true or false")
-    max_output_tokens: Count | None = Field(None, description=COUNT)
-    metadata: Metadata | None = Field(None, description=METADATA)
+    max_output_tokens: limits.Count | None = Field(None, description=limits.COUNT)
+    metadata: limits.Metadata | None = Field(None, description=limits.METADATA)
     text: TextOptions | None = Field(
         None,
         description="an object with format: type 'text', 'json_object' or 'json_schema'; and "
@@ -237,7 +228,7 @@ class ResponseRequest(GenerationRequest):
                 ]
             ],
             Field(max_length=MOST_TOOLS, fail_fast=True),
-            at_most(MOST_TOOLS),
+            limits.at_most(MOST_TOOLS),
         ]
         | None
     ) = Field(
@@ -252,7 +243,7 @@ class ResponseRequest(GenerationRequest):
         "with type 'allowed_tools', mode ('auto' or 'required') and tools",
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
+    top_logprobs: limits.TopLogprobs | None = Field(None, description=limits.TOP_LOGPROBS)
     include: Annotated[list[Includable], Field(max_length=MOST_INCLUDED, fail_fast=True)] | None = (
         Field(None, description=f"an array of {', '.join(get_args(Includable))}")
     )
@@ -265,7 +256,7 @@ class ResponseRequest(GenerationRequest):
         None, description="an object with include_obfuscation: true or false"
     )
     # of tools that OpenAI runs, of which there are none
-    max_tool_calls: CountOrZero | None = Field(None, description=COUNT)
+    max_tool_calls: limits.CountOrZero | None = Field(None, description=limits.COUNT)
 
     n: Literal[1] | None = left_out()
     response_format: None = Field(None, description="left out: it is 'text' here")

@@ -13,30 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api import limits
 from api.defaults import NAMES, TOP_K, SamplingDefaults, TopK
 from api.http.errors import ApiError
-from api.limits import (
-    COUNT,
-    MOST,
-    MOST_BIAS,
-    MOST_STOP_CHARACTERS,
-    PENALTY,
-    RATE,
-    SEED,
-    SHARE,
-    TEMPERATURE,
-    TOP_LOGPROBS,
-    Bias,
-    Count,
-    CountOrZero,
-    Penalty,
-    Rate,
-    Seed,
-    Share,
-    Temperature,
-    TopLogprobs,
-    at_most,
-)
 from api.openai.fields.constraints import Constrained
 from api.openai.fields.messages import (
     MESSAGES,
@@ -69,8 +48,8 @@ MOST_BIASES = 1024
 MOST_PROMPTS = 16_384  # --max-waiting allows no more
 DEFAULT_COMPLETION_TOKENS = 16
 
-Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
-TokenIds = Annotated[list[CountOrZero], Field(min_length=1, fail_fast=True)]
+Stop = Annotated[str, Field(min_length=1, max_length=limits.MOST_STOP_CHARACTERS)]
+TokenIds = Annotated[list[limits.CountOrZero], Field(min_length=1, fail_fast=True)]
 Verbosity = Literal["low", "medium", "high"]
 
 
@@ -125,27 +104,27 @@ class GenerationRequest(NotOffered):
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = Field(
         None,
         description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty or "
-        f"longer than {MOST_STOP_CHARACTERS} characters",
+        f"longer than {limits.MOST_STOP_CHARACTERS} characters",
     )
-    temperature: Temperature | None = Field(None, description=TEMPERATURE)
-    top_p: Share | None = Field(None, description=SHARE)
+    temperature: limits.Temperature | None = Field(None, description=limits.TEMPERATURE)
+    top_p: limits.Share | None = Field(None, description=limits.SHARE)
     top_k: TopK | None = Field(None, description=TOP_K)
-    min_p: Share | None = Field(None, description=SHARE)
-    seed: Seed | None = Field(None, description=SEED)
-    presence_penalty: Penalty | None = Field(None, description=PENALTY)
-    frequency_penalty: Penalty | None = Field(None, description=PENALTY)
-    repetition_penalty: Rate | None = Field(None, description=RATE)
+    min_p: limits.Share | None = Field(None, description=limits.SHARE)
+    seed: limits.Seed | None = Field(None, description=limits.SEED)
+    presence_penalty: limits.Penalty | None = Field(None, description=limits.PENALTY)
+    frequency_penalty: limits.Penalty | None = Field(None, description=limits.PENALTY)
+    repetition_penalty: limits.Rate | None = Field(None, description=limits.RATE)
     logit_bias: (
         Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias],
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], limits.Bias],
             Field(max_length=MOST_BIASES),
-            at_most(MOST_BIASES),
+            limits.at_most(MOST_BIASES),
         ]
         | None
     ) = Field(
         None,
         description=f"an object of up to {MOST_BIASES} token ids, each with a number from "
-        f"-{MOST_BIAS:.0f} to {MOST_BIAS:.0f}",
+        f"-{limits.MOST_BIAS:.0f} to {limits.MOST_BIAS:.0f}",
     )
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(
@@ -157,10 +136,11 @@ class GenerationRequest(NotOffered):
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
     ignore_eos: bool | None = Field(None, description="true or false")
     stop_token_ids: (
-        Annotated[list[CountOrZero], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] | None
+        Annotated[list[limits.CountOrZero], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)]
+        | None
     ) = Field(None, description=f"an array of up to {MOST_STOP_TOKENS} token ids")
 
-    min_tokens: CountOrZero | None = Field(
+    min_tokens: limits.CountOrZero | None = Field(
         None, description="a whole number from 0 to the tokens that may be generated"
     )
 
@@ -205,12 +185,14 @@ class CompletionRequest(GenerationRequest):
         description="a string, an array of strings, of token ids, or of arrays of token ids; "
         f"none of them empty, and at most {MOST_PROMPTS} strings or arrays"
     )
-    max_tokens: CountOrZero | None = Field(None, description=f"a whole number from 0 to {MOST}")
-    best_of: Count | None = Field(
+    max_tokens: limits.CountOrZero | None = Field(
+        None, description=f"a whole number from 0 to {limits.MOST}"
+    )
+    best_of: limits.Count | None = Field(
         None, description="left out or the same as 'n': more are not supported"
     )
     echo: bool | None = Field(None, description="true or false")
-    logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
+    logprobs: limits.TopLogprobs | None = Field(None, description=limits.TOP_LOGPROBS)
     suffix: Literal[""] | None = left_out()
 
     @property
@@ -220,10 +202,10 @@ class CompletionRequest(GenerationRequest):
 
 class ChatRequest(GenerationRequest):
     messages: Messages = Field(description=MESSAGES)
-    max_tokens: Count | None = Field(None, description=COUNT)
-    max_completion_tokens: Count | None = Field(None, description=COUNT)
+    max_tokens: limits.Count | None = Field(None, description=limits.COUNT)
+    max_completion_tokens: limits.Count | None = Field(None, description=limits.COUNT)
     logprobs: bool | None = Field(None, description="true or false")
-    top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
+    top_logprobs: limits.TopLogprobs | None = Field(None, description=limits.TOP_LOGPROBS)
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="left out or ['text']: no other is supported"
     )
