@@ -14,7 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from api import limits
 from api.openai.fields.messages import (
     MOST_MESSAGES,
-    TEMPLATE_NAMES,
     Arguments,
     Filled,
     RefusalPart,
@@ -250,7 +249,7 @@ class ResponseRequest(GenerationRequest):
     reasoning: ReasoningOptions | None = Field(
         None, description="an object with effort and summary: strings"
     )
-    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
+    chat_template_kwargs: TemplateNames = None
     truncation: Literal["auto", "disabled"] | None = Field(None, description="'auto' or 'disabled'")
     stream_options: EventOptions | None = Field(
         None, description="an object with include_obfuscation: true or false"

@@ -16,9 +16,9 @@ from typing_extensions import TypedDict
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
 from api.openai.errors import OpenAIError, with_openai_errors
-from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames
+from api.openai.fields.messages import Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
-from api.openai.fields.tools import TOOLS, Tools, offer_of
+from api.openai.fields.tools import Tools, offer_of
 from api.openai.generation import Generations
 from api.openapi import BODY, Answer, documented, respond
 from api.service import Service
@@ -56,10 +56,10 @@ class TokenizeText(_TokenizeRequest):
 
 
 class TokenizeChat(_TokenizeRequest):
-    messages: Messages = Field(description=MESSAGES)
-    tools: Tools | None = Field(None, description=TOOLS)
+    messages: Messages
+    tools: Tools = None
     add_generation_prompt: bool | None = Field(None, description="true or false")
-    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
+    chat_template_kwargs: TemplateNames = None
     continue_final_message: Literal[False] | None = Field(
         None, description="left out: it is not supported"
     )

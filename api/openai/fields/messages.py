@@ -35,11 +35,6 @@ MESSAGES = (
     "function: name and arguments, or its refusal)"
 )
 
-TEMPLATE_NAMES = (
-    f"an object of up to 64 names that the model's chat template reads; at most {MOST_NAMED} "
-    f"characters of JSON, nested at most {MOST_DEPTH} deep"
-)
-
 Filled = Annotated[str, Field(min_length=1)]
 
 
@@ -74,7 +69,11 @@ def _small(names: dict[str, Any]) -> dict[str, Any]:
 
 
 TemplateNames = Annotated[
-    dict[Filled, Any], Field(max_length=64), at_most(64), AfterValidator(_small)
+    Annotated[dict[Filled, Any], Field(max_length=64), at_most(64), AfterValidator(_small)] | None,
+    Field(
+        description="an object of up to 64 names that the model's chat template reads; at most "
+        f"{MOST_NAMED} characters of JSON, nested at most {MOST_DEPTH} deep"
+    ),
 ]
 
 
@@ -264,5 +263,7 @@ def _few_messages(value: Any) -> Any:
 
 
 Messages = Annotated[
-    list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(_few_messages)
+    list[Message],
+    Field(min_length=1, fail_fast=True, description=MESSAGES),
+    BeforeValidator(_few_messages),
 ]

@@ -17,20 +17,10 @@ from api import limits
 from api.defaults import NAMES, TOP_K, SamplingDefaults, TopK
 from api.http.errors import ApiError
 from api.openai.fields.constraints import Constrained
-from api.openai.fields.messages import (
-    MESSAGES,
-    PREDICTION,
-    TEMPLATE_NAMES,
-    Filled,
-    Messages,
-    Prediction,
-    TemplateNames,
-)
+from api.openai.fields.messages import PREDICTION, Filled, Messages, Prediction, TemplateNames
 from api.openai.fields.tools import (
     FUNCTION_CALL,
-    FUNCTIONS,
     TOOL_CHOICE,
-    TOOLS,
     Functions,
     NamedChoice,
     NamedFunction,
@@ -201,7 +191,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    messages: Messages = Field(description=MESSAGES)
+    messages: Messages
     max_tokens: limits.Count | None = Field(None, description=limits.COUNT)
     max_completion_tokens: limits.Count | None = Field(None, description=limits.COUNT)
     logprobs: bool | None = Field(None, description="true or false")
@@ -209,14 +199,14 @@ class ChatRequest(GenerationRequest):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="left out or ['text']: no other is supported"
     )
-    tools: Tools | None = Field(None, description=TOOLS)
+    tools: Tools = None
     tool_choice: ToolChoice | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    functions: Functions | None = Field(None, description=FUNCTIONS)
+    functions: Functions = None
     function_call: Literal["none", "auto"] | NamedFunction | None = Field(
         None, description=FUNCTION_CALL
     )
-    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
+    chat_template_kwargs: TemplateNames = None
     add_generation_prompt: bool | None = Field(None, description="true or false")
     reasoning_effort: str | None = Field(None, description="a string")
     verbosity: Verbosity | None = Field(None, description="'low', 'medium' or 'high'")

@@ -38,7 +38,6 @@ TOOLS = (
     f"'object'); at most {MOST_CHARACTERS} characters of JSON in all, nested at most {MOST_DEPTH} "
     "deep"
 )
-FUNCTIONS = f"an array of up to {MOST_TOOLS} functions, as those of 'tools'"
 FUNCTION_CALL = "'none', 'auto', or an object with the name of one of the functions"
 TOOL_CHOICE = (
     "'none', 'auto', 'required', or one of the tools: its name, or an object with type 'function' "
@@ -102,8 +101,11 @@ def _bounded(value: Any) -> Any:
 
 
 _LIMITS = Field(max_length=MOST_TOOLS, fail_fast=True), BeforeValidator(_bounded)
-Tools = Annotated[list[ChatTool], *_LIMITS]
-Functions = Annotated[list[Function], *_LIMITS]  # before there were tools
+Tools = Annotated[Annotated[list[ChatTool], *_LIMITS] | None, Field(description=TOOLS)]
+Functions = Annotated[  # before there were tools
+    Annotated[list[Function], *_LIMITS] | None,
+    Field(description=f"an array of up to {MOST_TOOLS} functions, as those of 'tools'"),
+]
 
 
 class NamedFunction(BaseModel):
