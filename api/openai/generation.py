@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from flask import Response
-
 from api.follow import follow
 from api.http.body import of_schema
 from api.http.errors import ApiError, invalid, show
 from api.openai.choices import Choice, Segment
-from api.openai.errors import error_shape
 from api.openai.fields.messages import Message, for_template, text_of
 from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.fields.tools import Offer, rule_of
@@ -30,7 +27,7 @@ from api.openai.forms import (
     Usage,
 )
 from api.service import Service
-from api.stream import PLACE, answer, around_text, event, quoted
+from api.stream import PLACE, around_text, event, quoted
 from engine.inference import Inference, new_group
 from seams import Constraint, Sampling
 from text.chat import ConversationError, characters
@@ -127,7 +124,7 @@ class Generation:
 
 
 class Generations:
-    """Makes generations, and answers with them. Raises ApiError for an invalid call."""
+    """Makes generations. Raises ApiError for an invalid call."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -175,10 +172,6 @@ class Generations:
         return self._generation(
             wanted, [ids], form, arrival_s, offer=offer, place=place, expected_ids=expected_ids
         )
-
-    def answer(self, generation: Generation) -> Response:
-        stream = bool(generation.wanted.stream)
-        return answer(self._service, generation, error_shape, stream=stream)
 
     def note(self, what: str, why: str) -> None:
         """Logs it once."""

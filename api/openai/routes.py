@@ -10,12 +10,13 @@ from typing import Literal
 from flask import Blueprint, Response, g, request
 
 from api.http.body import read_object
-from api.openai.errors import OpenAIError, openai_errors
+from api.openai.errors import OpenAIError, error_shape, openai_errors
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from api.openai.generation import DONE, Generations
 from api.openapi import GENERATING, Answer, respond
 from api.service import Service
+from api.stream import answer
 
 
 class ModelCard(Answer):
@@ -60,8 +61,8 @@ def make_blueprint(service: Service, generations: Generations) -> Blueprint:
         last=DONE,
     )
     def completions() -> Response:
-        data = read_object(request, most_bytes)
-        return generations.answer(generations.completion(data, g.arrival_s))
+        call = generations.completion(read_object(request, most_bytes), g.arrival_s)
+        return answer(service, call, error_shape, stream=bool(call.wanted.stream))
 
     @blueprint.post("/chat/completions")
     @openai_errors(
@@ -73,7 +74,7 @@ def make_blueprint(service: Service, generations: Generations) -> Blueprint:
         last=DONE,
     )
     def chat() -> Response:
-        data = read_object(request, most_bytes)
-        return generations.answer(generations.chat(data, g.arrival_s))
+        call = generations.chat(read_object(request, most_bytes), g.arrival_s)
+        return answer(service, call, error_shape, stream=bool(call.wanted.stream))
 
     return blueprint

@@ -141,7 +141,12 @@ class TgiCalls:
             return self._compatible(data)
         generations = self._generations
         make = generations.chat if "messages" in data else generations.completion
-        return with_openai_errors(lambda: generations.answer(make(data, g.arrival_s)))
+
+        def answered() -> Response:
+            call, service = make(data, g.arrival_s), self._service
+            return answer(service, call, error_shape, stream=bool(call.wanted.stream))
+
+        return with_openai_errors(answered)
 
     @tgi_errors(whole=Info)
     def info(self) -> Response:
