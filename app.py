@@ -154,7 +154,7 @@ def create_app(
     endpoints = Endpoints(service, generations)
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
-        endpoints,
+        endpoints.begin,
         JobOptions(
             names=service.names,
             window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),

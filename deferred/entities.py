@@ -293,14 +293,6 @@ class NewItem:
     body: bytes
 
 
-class Duplicate(NamedTuple):
-    """A line with the custom_id of an earlier line."""
-
-    line: int
-    custom_id: str
-    first_line: int
-
-
 class Lease(NamedTuple):
     """The right to save one execution of one item."""
 

@@ -17,7 +17,7 @@ from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
 from deferred.loop import JobOptions, Loop
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
-from deferred.worker import JobWorker, Runner
+from deferred.worker import Begin, JobWorker
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ REMEMBERED_S = 1.0  # callers get the last failure for so long; they would queue
 class Jobs:
     """All methods may be called from any thread."""
 
-    def __init__(self, where: str | Path, runner: Runner, options: JobOptions) -> None:
+    def __init__(self, where: str | Path, begin: Begin, options: JobOptions) -> None:
         """`where`: as in `open_store`."""
         self._where = where
-        self._runner = runner
+        self._begin = begin
         self._options = options
         self._lock = threading.Lock()
         self._store: JobStore | None = None
@@ -147,7 +147,7 @@ class Jobs:
     def _launch(self) -> None:
         assert self._store is not None
         self._maintenance = Maintenance(self._store, self._options, lambda: worker.wake())
-        worker = JobWorker(self._store, self._options, self._runner, self._maintenance.wake)
+        worker = JobWorker(self._store, self._options, self._begin, self._maintenance.wake)
         for name, loop in (("batch-worker", worker), ("batch-maintenance", self._maintenance)):
             thread = threading.Thread(target=loop.run, name=name, daemon=True)
             self._loops.append((loop, thread))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -77,23 +78,22 @@ class Envelopes:
         self._named: str | None = None
 
     def judge(self, number: int, line: bytes) -> NewItem | LineError:
+        fault = partial(LineError, line=number)
         if len(line) > self._most_line_bytes:
-            return LineError(
-                "line_too_large",
-                f"the line is longer than {self._most_line_bytes} bytes (--max-body-bytes)",
-                number,
-            )
+            most = f"{self._most_line_bytes} bytes (--max-body-bytes)"
+            return fault("line_too_large", f"the line is longer than {most}")
         try:
             envelope = Envelope.model_validate(read_json(line))
         except RecursionError:
-            return LineError("invalid_json_line", "the line is nested too deeply", number)
+            return fault("invalid_json_line", "the line is nested too deeply")
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            name = str(first["loc"][0]) if first["loc"] else ""
             given = None if first["type"] == "missing" else first["input"]
-            return self._wrong(number, name, given)
+            if first["loc"]:
+                return self._wrong(number, str(first["loc"][0]), given)
+            return fault("invalid_json_line", f"the line must be a JSON object, got {_show(given)}")
         except ValueError as error:  # UnicodeDecodeError is one
-            return LineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
+            return fault("invalid_json_line", f"the line is not valid JSON: {error}")
         if "\ufffd" in envelope.custom_id and HALF.search(line.decode(errors="replace")):
             return self._wrong(number, "custom_id", envelope.custom_id)
         if envelope.url != self._endpoint:
@@ -103,9 +103,6 @@ class Envelopes:
         )
 
     def _wrong(self, number: int, name: str, given: object) -> LineError:
-        if not name:
-            message = f"the line must be a JSON object, got {_show(given)}"
-            return LineError("invalid_json_line", message, number)
         code, wanted = FIELDS[name]
         if name == "url":
             wanted = f"'{self._endpoint}', {wanted}"
@@ -115,32 +112,22 @@ class Envelopes:
         return LineError(code, f"'{name}' must be {wanted}, got {_show(given)}", number, name)
 
     def _fault_of_body(self, number: int, body: Json) -> LineError | None:
+        model, named = body.get("model"), self._named
         if body.get("stream") is True:
-            return LineError(
-                "stream_not_supported",
-                "'stream' must be false or left out: a batch has no stream",
-                number,
-                "body.stream",
-            )
-        model = body.get("model")
+            message = "'stream' must be false or left out: a batch has no stream"
+            return LineError("stream_not_supported", message, number, "body.stream")
         if model is None:
             return None
-        if self._named is not None and model != self._named:
-            return LineError(
-                "model_mismatch",
-                f"all lines of a batch must name the same model: {_show(self._named)} in an "
-                f"earlier line, got {_show(model)}",
-                number,
-                "body.model",
+        if named is not None and model != named:
+            message = (
+                f"all lines of a batch must name the same model: {_show(named)} in an earlier "
+                f"line, got {_show(model)}"
             )
+            return LineError("model_mismatch", message, number, "body.model")
         if model not in self._names:
-            return LineError(
-                "model_not_found",
-                f"the model {_show(model)} is not served here; allowed: "
-                + ", ".join(map(_show, self._names)),
-                number,
-                "body.model",
-            )
+            allowed = ", ".join(map(_show, self._names))
+            message = f"the model {_show(model)} is not served here; allowed: {allowed}"
+            return LineError("model_not_found", message, number, "body.model")
         self._named = model
         return None
 
@@ -151,12 +138,8 @@ TOO_MANY_LINES = LineError("too_many_tasks", f"the file has more than {MOST_LINE
 
 
 def duplicate(line: int, custom_id: str, first_line: int) -> LineError:
-    return LineError(
-        "duplicate_custom_id",
-        f"'custom_id' {_show(custom_id)} is already used in line {first_line}",
-        line,
-        "custom_id",
-    )
+    message = f"'custom_id' {_show(custom_id)} is already used in line {first_line}"
+    return LineError("duplicate_custom_id", message, line, "custom_id")
 
 
 def _show(value: object) -> str:

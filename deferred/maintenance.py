@@ -180,8 +180,8 @@ class Maintenance(Loop):
                     return
 
         try:
-            for duplicate in self._store.items.add(batch.id, self._worker, items()):
-                faults.append(lines.duplicate(*duplicate))
+            for item, first_line in self._store.items.add(batch.id, self._worker, items()):
+                faults.append(lines.duplicate(item.line, item.custom_id, first_line))
         except NotFoundError:
             faults.append(lines.NO_FILE)
         if not total and not faults:

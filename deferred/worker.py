@@ -67,16 +67,10 @@ class LineCall(Protocol):
     def cancel(self) -> None: ...
 
 
-class Runner(Protocol):
-    """Calls the endpoints for lines."""
-
-    def begin(
-        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
-    ) -> LineCall | LineAnswer:
-        """Puts a line's requests into the queue and sets `updated` when there is something to read.
-        Returns an Answer if the endpoint refuses the line. `deadline_s`: from now. Raises
-        NotNowError."""
-        ...
+# (owner, endpoint, body, deadline in seconds from now, updated): puts a line's requests into the
+# queue, and sets `updated` when there is something to read. Returns an answer if the endpoint
+# refuses the line. Raises NotNowError.
+Begin = Callable[[str, str, bytes, float, threading.Event], LineCall | LineAnswer]
 
 
 @dataclass(slots=True)
@@ -95,13 +89,13 @@ class JobWorker(Loop):
         self,
         store: JobStore,
         options: JobOptions,
-        runner: Runner,
+        begin: Begin,
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
         """`none_left`: called when all claimed lines have been saved."""
         super().__init__(options)
         self._store = store
-        self._runner = runner
+        self._begin = begin
         self._name = options.worker
         self._none_left = none_left
         self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
@@ -272,7 +266,7 @@ class JobWorker(Loop):
                 self._finish(item, _lost(item), now_s)
                 continue
             try:
-                call = self._runner.begin(
+                call = self._begin(
                     item.batch.owner, item.batch.endpoint, item.body, left_s, self.wakeup
                 )
             except NotNowError:

@@ -45,7 +45,9 @@ def main(args: Sequence[str]) -> None:
 
 def serve_model(config: ServeConfig) -> NoReturn:
     """Serves a model, then ends the process."""
-    config = replace(config, model=named(config.model))
+    folder = local_path(config.model)
+    if folder is not None and folder.exists():  # as in the server: both may start in any folder
+        config = replace(config, model=str(folder.resolve()))
     rank = f" rank {config.rank}" if config.shards > 1 and config.rank is not None else ""
     logging.basicConfig(
         level=config.log_level.upper(),
@@ -58,13 +60,6 @@ def serve_model(config: ServeConfig) -> NoReturn:
         status = 1
     sys.stdout.flush()
     os._exit(status)  # torch's threads may crash a process during a normal exit
-
-
-def named(model: str) -> str:
-    """The absolute path of a folder, as in the server, so that both may start in any folder. Other
-    names are unchanged."""
-    folder = local_path(model)
-    return model if folder is None or not folder.exists() else str(folder.resolve())
 
 
 def watch(config: ServeConfig) -> int:

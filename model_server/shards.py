@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from model_server.config import ServeConfig
-from model_server.remote.ranks import ShardRanks
+from model_server.remote.session import ShardRanks
 from model_server.supervisor import Command, IsReady, ProcessGroup, SilentError
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access

@@ -72,7 +72,7 @@ Make = Callable[[str, Json, float], Line]  # of an owner, a body, and its time o
 
 
 class Endpoints:
-    """A deferred.worker.Runner. `make`: is complete before lines are run."""
+    """`begin` is a deferred.worker.Begin. `make`: is complete before lines are run."""
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service

@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from deferred.entities import (
     Batch,
     BatchItem,
-    Duplicate,
     Item,
     ItemBody,
     ItemResult,
@@ -36,14 +35,16 @@ class Items:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
+    def add(
+        self, batch_id: str, worker: str, items: Iterable[NewItem]
+    ) -> list[tuple[NewItem, int]]:
         """Adds lines of a batch that `worker` validates, in commits of some hundred. May be called
         several times. Does not add lines that repeat the custom_id of an earlier line, but returns
-        them. Adding the same line twice has no effect.
+        them, each with the number of the earlier one. Adding the same line twice has no effect.
 
         Raises LeaseLostError.
         """
-        duplicates: list[Duplicate] = []
+        duplicates: list[tuple[NewItem, int]] = []
         for group in _groups(items):
             with self._database.write(durable=False) as session:
                 number = lock_leased(session, batch_id, worker, ["validating"]).number
@@ -52,8 +53,11 @@ class Items:
 
     def _add_group(
         self, session: Session, number: int, group: Sequence[NewItem]
-    ) -> list[Duplicate]:
-        digests = {item.line: _digest(item.custom_id) for item in group}
+    ) -> list[tuple[NewItem, int]]:
+        digests = {
+            item.line: hashlib.blake2b(item.custom_id.encode(), digest_size=16).digest()
+            for item in group
+        }
         # not by the session, which does not say how many rows were added
         added = session.connection().execute(
             self._database.insert(BatchItem).on_conflict_do_nothing(),
@@ -64,24 +68,24 @@ class Items:
                     "custom_id": item.custom_id,
                     "digest": digests[item.line],
                     "state": "pending",
-                    "attempt": 0,
-                    "lost": 0,
                 }
                 for item in group
             ],
         )
-        duplicates = []
+        first: dict[bytes, int] = {}
         if added.rowcount < len(group):
-            duplicates = _duplicates(session, number, group, digests)
-        left_out = {duplicate.line for duplicate in duplicates}
+            of_ids = (BatchItem.batch == number) & BatchItem.digest.in_(digests.values())
+            query = select(BatchItem.digest, BatchItem.line).where(of_ids)
+            first = dict(session.execute(query).all())
+        found = [(item, first.get(digests[item.line], item.line)) for item in group]
         bodies = [
             {"batch": number, "line": item.line, "body": item.body}
-            for item in group
-            if item.line not in left_out
+            for item, line in found
+            if line == item.line
         ]
         if bodies:
             session.execute(self._database.insert(ItemBody).on_conflict_do_nothing(), bodies)
-        return duplicates
+        return [(item, line) for item, line in found if line != item.line]
 
     def claim(
         self, worker: str, model: str, n: int, now_s: float, most_bytes: int = CLAIM_BYTES
@@ -185,24 +189,6 @@ def _groups(items: Iterable[NewItem]) -> Iterator[list[NewItem]]:
             group, size_bytes = [], 0
     if group:
         yield group
-
-
-def _digest(custom_id: str) -> bytes:
-    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
-
-
-def _duplicates(
-    session: Session, number: int, group: Sequence[NewItem], digests: dict[int, bytes]
-) -> list[Duplicate]:
-    first = dict(
-        session.execute(
-            select(BatchItem.digest, BatchItem.line).where(
-                BatchItem.batch == number, BatchItem.digest.in_(digests.values())
-            )
-        ).all()
-    )
-    found = [Duplicate(one.line, one.custom_id, first[digests[one.line]]) for one in group]
-    return [one for one in found if one.line != one.first_line]
 
 
 def _next_lines(

@@ -8,11 +8,16 @@ from typing import NamedTuple
 
 import grpc
 
-from model_server.remote.ranks import ShardRanks, describe, is_final
-from model_server.remote.session import Session
+from model_server.remote.session import Session, ShardRanks, describe
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
 
+# with these, another attempt would fail the same way
+FINAL = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 ANY_HOST = ("0.0.0.0", "[::]")
 
 
@@ -90,7 +95,7 @@ def begin(
             raise RemoteModelError(str(error)) from None
         if isinstance(error, grpc.RpcError):
             reason = f"{options.address}: {describe(error)}"
-            raise (RemoteModelError if is_final(error) else NotYetError)(reason) from None
+            raise (RemoteModelError if error.code() in FINAL else NotYetError)(reason) from None
         raise
 
 
@@ -108,8 +113,15 @@ def _begin(
 ) -> Life:
     found = ranks.ask("Info", wire.Nothing(), options.patience_s)
     for rank, info in enumerate(found):
-        _require(ranks.name(rank), "--model", info.name, options.model)
-        _require(ranks.name(rank), "--mode", info.layout, options.mode)
+        for option, there, here in (
+            ("--model", info.name, options.model),
+            ("--mode", info.layout, options.mode),
+        ):
+            if there != here:
+                raise RemoteModelError(
+                    f"{ranks.name(rank)} was started with {option} {there}, this server with "
+                    f"{option} {here}"
+                )
         if (info.rank, info.shards) != (rank, len(found)):
             raise RemoteModelError(
                 f"{ranks.name(rank)} was started as rank {info.rank} of {info.shards} shards; "
@@ -148,10 +160,3 @@ def _begin(
             blocks=min(capacity.blocks for capacity in capacities),
         ),
     )
-
-
-def _require(rank: str, option: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise RemoteModelError(
-            f"{rank} was started with {option} {found}, this server with {option} {expected}"
-        )

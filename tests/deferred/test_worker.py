@@ -87,7 +87,7 @@ def endpoints() -> Endpoints:
 
 @contextmanager
 def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator[JobWorker]:
-    worker = JobWorker(store, options_of(worker=name, window=WINDOW), endpoints)
+    worker = JobWorker(store, options_of(worker=name, window=WINDOW), endpoints.begin)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -146,7 +146,7 @@ def test_while_others_are_in_a_hurry_lines_begin_in_bursts_without_a_wait(
     window = 3 * BURST_LINES
     begun(sqlite_store, window)
     options = options_of(window=window, hurried=lambda: True)
-    worker = JobWorker(sqlite_store, options, endpoints)
+    worker = JobWorker(sqlite_store, options, endpoints.begin)
     for lines in (BURST_LINES, 2 * BURST_LINES):
         assert worker.turn() == 0
         assert len(endpoints.begun) == lines

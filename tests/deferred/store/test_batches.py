@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deferred.entities import Batch, Duplicate, NewBatch, NewItem
+from deferred.entities import Batch, NewBatch, NewItem
 from deferred.errors import IdempotencyMismatchError, LeaseLostError, NotFoundError
 from deferred.store import JobStore, open_store
 from deferred.store.files import CHUNK_BYTES
@@ -73,11 +73,11 @@ def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobS
     items[2] = NewItem(3, custom_id, b"{}")  # in the same commit
     items[1099] = NewItem(1100, "id-2", b"{}")  # in a later one
     assert store.items.add(batch_id, WORKER, iter(items)) == [
-        Duplicate(3, custom_id, 1),
-        Duplicate(1100, "id-2", 2),
+        (items[2], 1),
+        (items[1099], 2),
     ]
     again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}"), *items[:2]]
-    assert store.items.add(batch_id, WORKER, again) == [Duplicate(2000, "id-700", 700)]
+    assert store.items.add(batch_id, WORKER, again) == [(again[0], 700)]
     assert claim(store, 9) == [], "before the validation has ended"
     store.batches.start(batch_id, WORKER, NOW_S)
     (item,) = claim(store, 1)
