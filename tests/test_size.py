@@ -22,10 +22,10 @@ LINES = {
     "api": 8644,
     "benchmarks": 6167,
     "client": 8243,
-    "deferred": 3154,
+    "deferred": 3109,
     "kernels": 1368,
     "learn": 1199,
-    "model_server": 2270,
+    "model_server": 2250,
     "models": 2416,
     "router": 5522,
     "runtime": 5732,
@@ -34,7 +34,7 @@ LINES = {
     "text": 2008,
     "others": 8382,
 }
-PRODUCT_LINES = 41706  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41641  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
