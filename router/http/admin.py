@@ -237,8 +237,9 @@ def _together(states: list[dict[str, Any]]) -> dict[str, Any]:
             all_ = shown.setdefault(one["url"], one)
             if all_ is one:
                 continue
-            for name in ("in_flight", "limit", "outstanding_tokens", "tokens_per_s"):
-                all_[name] = (all_[name] or 0) + (one[name] or 0)
+            for name in ("in_flight", "limit", "outstanding_tokens"):
+                all_[name] = all_[name] + one[name]
+            all_["tokens_per_s"] = all_["tokens_per_s"] or one["tokens_per_s"]
             all_["ready"] = all_["ready"] and one["ready"]
             all_["paused_s"] = max(all_["paused_s"], one["paused_s"])
             all_["breaker"] = max(all_["breaker"], one["breaker"], key=BREAKER.index)

@@ -29,7 +29,7 @@ WEIGHT, RATE_WEIGHT, SLOPE_WEIGHT = 0.1, 0.02, 0.01
 # With a smaller one, errors of measured rates would count for more than differences of load.
 LEAST_EXPONENT = 0.5
 # A rate counts as the mean of all until it has about so many samples, of at most so many.
-DOUBTED_SAMPLES, MOST_SAMPLES = 5.0, 100.0
+DOUBTED_SAMPLES, MOST_SAMPLES = 2.0, 100.0
 CERTAINTY_HALVED_S = 60.0
 # Work of others: the weight of what an answer tells, and after how long half of it counts as done.
 FOREIGN_WEIGHT, FOREIGN_HALVED_S = 0.05, 10.0

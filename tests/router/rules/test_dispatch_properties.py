@@ -21,7 +21,7 @@ from router.rules.policies import (
     RoundRobin,
     RoutingPolicy,
 )
-from router.rules.queues import Arrival
+from router.rules.queues import Arrival, Fair, Turns
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
@@ -35,6 +35,7 @@ POLICIES: list[Callable[[], RoutingPolicy]] = [
     lambda: PowerOfTwo(random.Random(0)),
     lambda: LeastTokens(random.Random(0)),
 ]
+TURNS: list[Callable[[], Turns]] = [Arrival, Fair]
 
 
 @dataclass
@@ -115,7 +116,8 @@ class Walk:
         self.proceeded: set[int] = set()  # some of their work is done
         self.unproven: dict[int, list[Known]] = {}  # of each that has failed
         policy = self.rng.choice(POLICIES)()
-        self.dispatcher = Dispatcher(self.fleet, policy, LIMITS, self.decided, Arrival())
+        self.turns = self.rng.choice(TURNS)()
+        self.dispatcher = Dispatcher(self.fleet, policy, LIMITS, self.decided, self.turns)
 
     def decided(self, request: RoutedRequest) -> None:
         self.decisions[request.seq] += 1
@@ -135,9 +137,17 @@ class Walk:
             for t in self.in_state(RequestState.WAITING)
             if request.upstream in self.serving(t.model)
             and allowed(t, request.upstream)
-            and (t.deferred, t.seq) < (request.deferred, request.seq)
+            and self.comes_before(t, request)
         ]
         assert not overtaken
+
+    def comes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
+        """Whatever users were served."""
+        if isinstance(self.turns, Fair) and one.deferred == other.deferred:
+            same = (one.model, one.user) == (other.model, other.user)
+            first, second = (one.priority, one.seq), (other.priority, other.seq)
+            return first < second if same else one.priority < other.priority
+        return (one.deferred, one.seq) < (other.deferred, other.seq)
 
     def may_wait_until(self, request: RoutedRequest) -> float:
         """For a server that could take it."""
@@ -250,6 +260,8 @@ class Walk:
                 only,
                 client=self.rng.choice(["", "a", "a", "b"]),
                 repeatable=self.rng.random() < 0.8,
+                priority=self.rng.choice([0, 0, 1]),
+                user=self.rng.choice("abc"),
                 work=RequestWork(self.rng.randint(0, 9999), self.rng.choice([None, 0, 1, 10**9])),
             )
             assert self.dispatcher.arrive(request, self.now) is request
