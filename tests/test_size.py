@@ -27,14 +27,14 @@ LINES = {
     "learn": 1199,
     "model_server": 2250,
     "models": 2416,
-    "router": 5522,
+    "router": 5523,
     "runtime": 5732,
     "scheduling": 2210,
-    "tests": 29992,
+    "tests": 30399,
     "text": 2008,
     "others": 8382,
 }
-PRODUCT_LINES = 41641  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41642  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
