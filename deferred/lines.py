@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -163,11 +164,9 @@ UNRUN: dict[Unrun, tuple[str, str]] = {
 }
 
 
-def answered(
-    batch_id: str, number: int, custom_id: str, request_id: str, status: int, body: Json
-) -> bytes:
+def answered(batch_id: str, number: int, custom_id: str, status: int, body: Json) -> bytes:
     """A line of the output file, or of the error file if `status` is an error."""
-    response = {"status_code": status, "request_id": request_id, "body": body}
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
     return _line(batch_id, number, custom_id, response, None)
 
 

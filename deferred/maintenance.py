@@ -166,8 +166,10 @@ class Maintenance(Loop):
         def items() -> Iterator[NewItem]:
             nonlocal total
             content = self._store.batches.input(batch)
-            for number, line in self._paced(lines.split(content, most_bytes)):
+            for number, line in lines.split(content, most_bytes):
                 total += 1
+                if total % BURST_LINES == 0:
+                    self._pause()
                 if total > lines.MOST_LINES:
                     faults.append(lines.TOO_MANY_LINES)
                     return
@@ -187,12 +189,6 @@ class Maintenance(Loop):
         if not total and not faults:
             faults.append(lines.EMPTY_FILE)
         return total, faults
-
-    def _paced(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        for count, line in enumerate(numbered, start=1):
-            yield line
-            if count % BURST_LINES == 0:
-                self._pause()
 
     def _sweep(self) -> bool:
         """Returns False: the rest of a large sweep can wait for the next turn."""

@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -171,14 +170,8 @@ class JobWorker(Loop):
     def _finish(self, item: Item, answer: LineAnswer, now_s: float) -> None:
         if not self._results:
             self._first_result_s = now_s
-        text = lines.answered(
-            item.batch.id,
-            item.lease.line,
-            item.custom_id,
-            uuid.uuid4().hex,
-            answer.status,
-            answer.body,
-        )
+        batch_id, line = item.batch.id, item.lease.line
+        text = lines.answered(batch_id, line, item.custom_id, answer.status, answer.body)
         self._results.append(LineResult(item.lease, answer.status < 400, text, answer.usage))
 
     def _flush(self, now_s: float) -> None:
