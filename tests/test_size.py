@@ -22,7 +22,7 @@ LINES = {
     "api": 8644,
     "benchmarks": 6167,
     "client": 8243,
-    "deferred": 3109,
+    "deferred": 3097,
     "kernels": 1368,
     "learn": 1199,
     "model_server": 2250,
@@ -34,7 +34,7 @@ LINES = {
     "text": 2008,
     "others": 8382,
 }
-PRODUCT_LINES = 41642  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41630  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
