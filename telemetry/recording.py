@@ -6,7 +6,8 @@ are missing, and a line says how many. docs/deployment.md has the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -31,65 +32,53 @@ class Recording(Journal):
         yield from map(as_json, new.events)
 
 
-# the fields of lines, and of the events that they are made of
-ARRIVED = {
-    "request": "request",
-    "at_s": "at_s",
-    "prompt_tokens": "prompt_tokens",
-    "max_tokens": "max_tokens",
-    "class": "service_class",
-    "request_id": "request_id",
-    "user": "user",
-    "program": "program",
-    "priority": "priority",
-}
-ITERATION = {
-    "start_s": "start_s",
-    "duration_s": "duration_s",
-    "generated": "num_generated",
-    "padding": "padding",
-    "waiting": "num_waiting",
-    "used": "used_blocks",
-    "cached": "cached_blocks",
-    "free": "free_blocks",
-    "preempted": "preempted",
-}
-ENDED = {
-    "end": "end",
-    "arrival_s": "arrival_s",
-    "admitted_s": "admitted_s",
-    "first_token_s": "first_token_s",
-    "last_token_s": "last_token_s",
-    "end_s": "end_s",
-    "generated": "generated",
-    "preemptions": "num_preemptions",
+# the fields of a line, by the names that its event has for them,
+ARRIVED = tuple(field.name for field in fields(Arrived))
+ITERATION = (
+    "start_s", "duration_s", "num_generated", "padding", "num_waiting", "used_blocks",
+    "cached_blocks", "free_blocks", "preempted",
+)  # fmt: skip
+ENDED = (
+    "end", "arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s", "generated",
+    "num_preemptions",
+)  # fmt: skip
+# and those that have another one in the file
+IN_FILE = {
+    "service_class": "class",
+    "num_generated": "generated",
+    "num_waiting": "waiting",
+    "used_blocks": "used",
+    "cached_blocks": "cached",
+    "free_blocks": "free",
+    "num_preemptions": "preemptions",
 }
 
 
 def as_json(event: Event) -> dict[str, Any]:
     """A line of the file. Times in seconds, on the clock of the first line's `clock_s`."""
+
+    def line(record: object, names: Sequence[str]) -> dict[str, Any]:
+        return {IN_FILE.get(name, name): getattr(record, name) for name in names}
+
     match event:
         case Arrived():
-            return {"type": "arrived", **_line(event, ARRIVED)}
+            return {"type": "arrived", **line(event, ARRIVED)}
         case IterationRecord():
-            return {"type": "iteration", **_line(event, ITERATION), "rows": list(event.rows)}
+            return {"type": "iteration", **line(event, ITERATION), "rows": list(event.rows)}
         case Ended(request=request, record=record):
-            return {"type": "ended", "request": request, **_line(record, ENDED)}
-
-
-def _line(record: object, names: Mapping[str, str]) -> dict[str, Any]:
-    return {name: getattr(record, attribute) for name, attribute in names.items()}
+            return {"type": "ended", "request": request, **line(record, ENDED)}
 
 
 def event_of(line: Line) -> Event | None:
     """The inverse, as far as a file says it; None of a line of another kind."""
 
-    def fields(names: Mapping[str, str]) -> dict[str, Any]:
-        return {attribute: line[name] for name, attribute in names.items() if name in line}
+    def known(names: Sequence[str]) -> dict[str, Any]:
+        in_file = [(name, IN_FILE.get(name, name)) for name in names]
+        return {name: line[key] for name, key in in_file if key in line}
 
     match line["type"]:
         case "arrived":
-            return Arrived(**fields(ARRIVED))
+            return Arrived(**known(ARRIVED))
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
             requests, slots, tokens, kinds, *drafts = columns or ((), (), (), ())
@@ -102,11 +91,11 @@ def event_of(line: Line) -> Event | None:
                 num_positions=sum(tokens) + line["padding"] + sum(rejected),
                 accepted_drafts=sum(accepted),
                 rejected_drafts=sum(rejected),
-                **fields(ITERATION),
+                **known(ITERATION),
             )
         case "ended":
             record = RequestRecord(
-                prompt_tokens=0, max_tokens=0, service_class="immediate", **fields(ENDED)
+                prompt_tokens=0, max_tokens=0, service_class="immediate", **known(ENDED)
             )
             return Ended(line["request"], record)
     return None

@@ -59,7 +59,11 @@ class Watched(Wrapped):
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
         decoding = {r.id for r in view.resident if r.generated and r.known - r.computed == 1}
-        prefill = sum(step.num_tokens for step in plan.advance if step.request.id not in decoding)
+        prefill = 0
+        for request, num_tokens in plan.advance:
+            if request.id not in decoding:  # a prefix hit is not computed
+                hit_tokens = 0 if request.resident else view.memory.hit_tokens(request)
+                prefill += min(num_tokens, request.known - request.computed - hit_tokens)
         stalls = {id: self.stalls.get(id, 0) + prefill for id in decoding}
         self.worst_stall = max(self.worst_stall, *stalls.values(), 0)
         self.stalls = {id: stall for id, stall in stalls.items() if id not in self.planned[-1]}
