@@ -141,15 +141,15 @@ class Options:
             for field, text in pairwise(source.body)
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
         }
-        hints, found = get_type_hints(cls), []
+        hints, declared = get_type_hints(cls), []
         for field in dataclasses.fields(cls):
             name, hint = field.name, hints[field.name]
             kind, choices = (str, get_args(hint)) if get_origin(hint) is Literal else (hint, ())
             if get_origin(kind) is not None:  # `int | None` and `tuple[str, ...]`
                 kind = tuple if get_origin(kind) is tuple else get_args(kind)[0]
             rules = {"choices": choices, "variables": [cls.prefix + name.upper()], **field.metadata}
-            found.append(Option(name, field.default, kind, helps[name], **rules))
-        return tuple(found)
+            declared.append(Option(name, field.default, kind, helps[name], **rules))
+        return tuple(declared)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:

@@ -345,7 +345,7 @@ class Config(Options):
     @property
     def without_effect(self) -> list[str]:
         """Sentences about options that were set and have no effect in this mode and policy."""
-        found = []
+        sentences = []
         for option in self.declared():
             only = option.group.only
             if only is None or getattr(self, option.name) == option.default:
@@ -356,8 +356,8 @@ class Config(Options):
                 fits = self.policy in only.removeprefix("policy ").split(", ") or ":" in self.policy
                 fits, where = fits and self.mode == "dynamic", f"with --{only}"
             if not fits:
-                found.append(f"{flag(option.name)} has an effect only {where}")
-        return found
+                sentences.append(f"{flag(option.name)} has an effect only {where}")
+        return sentences
 
     @property
     def open_to_the_world(self) -> bool:

@@ -22,13 +22,13 @@ class Stops:
         self.complete = [0]  # and the length of the longest one that is complete
 
     def _grown(self, state: int, character: str) -> int:
-        found = self._next.get((state, character))
-        if found is None:
+        longer = self._next.get((state, character))
+        if longer is None:
             at = self.begun[state]
             begins = [stop for stop in self.begins[state] if stop[at : at + 1] == character]
-            found = self._added(state, character, begins) if begins else 0
-            self._next[state, character] = found
-        return found
+            longer = self._added(state, character, begins) if begins else 0
+            self._next[state, character] = longer
+        return longer
 
     def _added(self, parent: int, character: str, begins: Sequence[str]) -> int:
         length = self.begun[parent] + 1
@@ -42,9 +42,9 @@ class Stops:
 
     def after(self, state: int, character: str) -> int:
         """The state that follows."""
-        while not (found := self._grown(state, character)) and state:
+        while not (longer := self._grown(state, character)) and state:
             state = self._shorter[state]
-        return found
+        return longer
 
 
 class StopFinder:
