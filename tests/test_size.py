@@ -30,11 +30,11 @@ LINES = {
     "router": 5523,
     "runtime": 5732,
     "scheduling": 2210,
-    "tests": 30399,
+    "tests": 30403,
     "text": 2008,
-    "others": 8382,
+    "others": 8371,
 }
-PRODUCT_LINES = 41630  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41619  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
