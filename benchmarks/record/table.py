@@ -143,6 +143,10 @@ TABLE: tuple[Recording, ...] = (
         "router", 4, "router --litellm --tib build/text-inference-batcher", "router/router.json",
         ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk", rare=True,
     ),
+    run(
+        "routing", 1, "routing", "routing/routing.json",
+        ("router/rules", "benchmarks/routing.py", "scheduling/policies/orders/vtc.py"),
+    ),
     run("pictures", 3, "pictures", "docs/img/load-shapes.png",
         (*LOOP, "client/workloads")),
 )  # fmt: skip

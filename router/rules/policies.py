@@ -16,7 +16,7 @@ from router.rules.upstream import Upstream
 # No server gets a request for its prefix's sake beyond this multiple of the mean load.
 BOUND = 1.25
 # Prefixes that are counted, and requests below which no share is believed.
-MOST_COUNTED, LEAST_COUNTED = 4096, 32
+MOST_COUNTED, LEAST_COUNTED = 4096, 16
 
 
 class RoutingPolicy(Protocol):

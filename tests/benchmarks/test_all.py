@@ -22,6 +22,7 @@ SMALL = {
     "planning": "--policies orca hrrn --rounds 1 --step-ms 40",
     "deferred": "--rounds 1 --seconds 0.5 --calibrate 0.5 --loads 0.3 --shapes poisson --factors 2",
     "kernels.linear": "--sizes 1024x1024 --rows 1 --rounds 2 --precisions float32 q8_0",
+    "routing": "--rounds 1 --seconds 5",
     "kernels.host": "--rows 2 --keys 64",
 }
 LONG = {

@@ -3,6 +3,7 @@ for any prompts and loads."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.routing import ONE, SHARED, SLOW, Outcome, Scenario, VirtualFleet, arrivals
+from benchmarks.routing import ONE, POLICY, SHARED, SLOW, Outcome, Scenario, VirtualFleet, arrivals
 from router.rules.breaker import Breaker
 from router.rules.load import Forecast, RequestWork, StatedUsage, UpstreamLoad, usage_in
 from router.rules.messages.request_body import PREFIX_BYTES, parse_body, prefixes
@@ -24,6 +25,7 @@ from router.rules.upstream import Spec, Upstream
 SECONDS = {SLOW: 120, SHARED: 40, ONE: 40}
 
 
+@functools.cache
 def turn(of: Scenario, policy: str, seed: int, routers: int = 1) -> Outcome:
     fleet, rng = VirtualFleet(of.slowness(), policy, routers), random.Random(seed)
     for at, body in arrivals(of, SECONDS[of], seed):
@@ -60,6 +62,15 @@ def test_a_prompt_that_everybody_has_does_not_send_everybody_to_one_server(route
     least_work, ours = turns(ONE, "least-work"), turns(ONE, "prefix", routers)
     assert quantile_ms(ours, 0.5) <= 1.1 * quantile_ms(least_work, 0.5)
     assert median(one.most_to_mean() for one in ours) <= 1.15
+
+
+@pytest.mark.parametrize(("of", "policy"), POLICY.items(), ids=lambda each: str(each[0]))
+def test_two_routers_of_which_each_sees_its_own_requests_are_nearly_as_good_as_one(
+    of: Scenario, policy: str
+) -> None:
+    one, two = turns(of, policy), turns(of, policy, routers=2)
+    assert quantile_ms(two, 0.5) <= 1.15 * quantile_ms(one, 0.5)
+    assert quantile_ms(two, 0.99) <= 2 * quantile_ms(one, 0.99)
 
 
 def test_a_router_that_dies_takes_no_capacity_from_the_other_with_it() -> None:
