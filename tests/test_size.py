@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8644,
-    "benchmarks": 6167,
+    "benchmarks": 6171,
     "client": 8243,
     "deferred": 3097,
     "kernels": 1368,
@@ -30,7 +30,7 @@ LINES = {
     "router": 5523,
     "runtime": 5732,
     "scheduling": 2210,
-    "tests": 30403,
+    "tests": 30477,
     "text": 2008,
     "others": 8371,
 }
