@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from api.defaults import NAMES as OF_SAMPLING
@@ -65,8 +66,10 @@ def truncated(
     """Leaves out as few of the first messages as the context demands, but never the last one. The
     output of a tool goes with its call."""
     starts = [i for i, message in enumerate(messages) if message["role"] != "tool"]
+    if len(starts) < 2:
+        return attempt(messages)
 
-    def fits(first: int) -> Generation | None:
+    def fit(first: int) -> Generation | None:
         try:
             return attempt(messages[starts[first] :])
         except ApiError as error:
@@ -74,18 +77,11 @@ def truncated(
                 return None
             raise
 
-    if len(starts) < 2:
-        return attempt(messages)
-    if (whole := fits(0)) is not None:
+    if (whole := fit(0)) is not None:
         return whole
-    low, high = 1, len(starts) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return attempt(messages[starts[low] :])
+    candidates = range(1, len(starts) - 1)
+    least = bisect_left(candidates, True, key=lambda first: fit(first) is not None)
+    return attempt(messages[starts[least + 1] :])
 
 
 def _chat(wanted: ResponseRequest) -> Json:

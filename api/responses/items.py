@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import MISSING, Field, SkipValidation
+from pydantic import MISSING, Field, SkipValidation, TypeAdapter
 
 from api.openai.fields.messages import RefusalPart
 from api.openai.forms import ChatToken
@@ -41,10 +41,6 @@ class OutputText(Answer):
 class Refusal(Answer):  # of another server, in a history
     type: Literal["refusal"] = "refusal"
     refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
 
 
 class InputMessage(Answer):
@@ -96,6 +92,7 @@ class Reasoning(Answer):
 
 OutputItem = OutputMessage | FunctionCall | Reasoning
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
+INPUT = TypeAdapter(list[InputItem])
 
 
 def stored_items(sent: str | Sequence[Item]) -> list[InputItem]:
@@ -137,27 +134,31 @@ def _part(role: str, part: str | Part | RefusalPart) -> InputText | OutputText |
     return OutputText(text=text) if role == "assistant" else InputText(text=text)
 
 
-def messages_of(items: Iterable[InputItem | OutputItem]) -> list[Message]:
-    """Calls belong to the assistant's message before them, or to one without a text; reasoning to
-    what follows it."""
+def messages_of(items: Iterable[Json]) -> list[Message]:
+    """Of items as they are stored. Calls belong to the assistant's message before them, or to one
+    without a text; reasoning to what follows it."""
     messages: list[Message] = []
     reasoning: Message = {}
     for item in items:
-        if isinstance(item, Reasoning):
-            reasoning = {"reasoning_content": "".join(part.text for part in item.content)}
-        elif isinstance(item, InputMessage | OutputMessage):
-            own = reasoning if item.role == "assistant" else {}
-            text = "".join(part.text for part in item.content)
-            messages.append({"role": item.role, "content": text, **own})
+        if item["type"] == "reasoning":
+            reasoning = {"reasoning_content": "".join(part["text"] for part in item["content"])}
+        elif item["type"] == "message":
+            own = reasoning if item["role"] == "assistant" else {}
+            texts = [
+                part["refusal" if part["type"] == "refusal" else "text"] for part in item["content"]
+            ]
+            messages.append({"role": item["role"], "content": "".join(texts), **own})
             reasoning = {}
-        elif isinstance(item, FunctionCall):
+        elif item["type"] == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None, **reasoning})
                 reasoning = {}
-            namespace = None if item.namespace is MISSING else item.namespace
-            function = {"name": name_in(namespace, item.name), "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
+            name = name_in(item.get("namespace"), item["name"])
+            function = {"name": name, "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            messages.append(
+                {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            )
     return messages

@@ -22,7 +22,7 @@ from api.openai.generation import Generations
 from api.openapi import GENERATING, STORED, Answer, limit, respond
 from api.responses.background import GONE, Background, EventLogs, encoded
 from api.responses.generating import begun, generation_of
-from api.responses.items import InputItem, OutputItem, messages_of, new_id, stored_items
+from api.responses.items import INPUT, InputItem, Json, messages_of, new_id, stored_items
 from api.responses.output import Event, GeneratedResponse, Output, ResponseCall
 from api.responses.schemas import ResponseRequest, name_in
 from api.responses.stored import StoredResponses
@@ -193,13 +193,13 @@ class ResponseCalls:
             items.reverse()
         most = query_limit(request, LISTED, MOST_LISTED)
         if (after := request.args.get("after")) is not None:
-            places = [place for place, item in enumerate(items) if item.id == after]
+            places = [place for place, item in enumerate(items) if item["id"] == after]
             if not places:
                 raise ApiError(
                     404, f"there is no item {show(after)} in {response_id}", param="after"
                 )
             items = items[places[0] + 1 :]
-        page = items[:most]
+        page = INPUT.validate_python(items[:most])
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return respond(
             InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > most)
@@ -281,12 +281,12 @@ class ResponseCalls:
         if wanted.background and not stores:
             raise ApiError(400, "field 'background' needs 'store' not to be false", param="store")
         previous = None
-        items: list[InputItem | OutputItem] = []
+        items: list[Json] = []
         if wanted.previous_response_id is not None:
             previous, items = self._stored.earlier(owner, wanted.previous_response_id)
         own = stored_items(wanted.input)
         generation = generation_of(
-            wanted, messages_of([*items, *own]), self._generations, arrival_s
+            wanted, messages_of([*items, *INPUT.dump_python(own)]), self._generations, arrival_s
         )
         if stores:
             self._stored.require_room(owner, own)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
-from pydantic import TypeAdapter
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from api.http.errors import ApiError, store_refusal
-from api.responses.items import InputItem, OutputItem
+from api.responses.items import InputItem, Json
 from api.responses.output import GeneratedResponse, ResponseCall, ResponseFault
 from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
@@ -19,7 +19,6 @@ DAY_S = 86_400
 MOST_CONVERSATION_BYTES = 16 * 2**20
 LOST_AFTER_S = 60.0  # after the longest time that a request may take
 LOST = "the server ended before the response was complete"
-INPUT = TypeAdapter(list[InputItem])
 
 
 class StoredResponses:
@@ -40,7 +39,7 @@ class StoredResponses:
                 refused.message += '; a response with "store": false needs none'
             raise refused from error
 
-    def earlier(self, owner: str, response_id: str) -> tuple[int, list[InputItem | OutputItem]]:
+    def earlier(self, owner: str, response_id: str) -> tuple[int, list[Json]]:
         """The number of a response, and the items of its conversation. Raises ApiError."""
         field = "previous_response_id"
         try:
@@ -58,10 +57,10 @@ class StoredResponses:
         newest = responses[-1]
         if newest.lost_at is not None and newest.lost_at > time.time():
             raise ApiError(400, f"the response {response_id} is not complete yet", param=field)
-        items: list[InputItem | OutputItem] = []
+        items: list[Json] = []  # not as models: there may be thousands
         for response in responses:
-            items += INPUT.validate_json(response.input)
-            items += GeneratedResponse.model_validate_json(response.body).output
+            items += from_json(response.input)
+            items += from_json(response.body)["output"]
         return newest.number, items
 
     def create(self, call: ResponseCall) -> None:
@@ -98,9 +97,9 @@ class StoredResponses:
         response.error = ResponseFault(code="server_error", message=LOST)
         return False, response
 
-    def input_items(self, owner: str, response_id: str) -> list[InputItem]:
+    def input_items(self, owner: str, response_id: str) -> list[Json]:
         stored = self._jobs.store.responses.get(owner, response_id, time.time())
-        return INPUT.validate_json(stored.input)
+        return cast(list[Json], from_json(stored.input))
 
     def delete(self, owner: str, response_id: str) -> None:
         self._jobs.store.responses.delete(owner, response_id, time.time())
