@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8644,
+    "api": 8640,
     "benchmarks": 6171,
     "client": 8243,
     "deferred": 3097,
@@ -34,7 +34,7 @@ LINES = {
     "text": 2008,
     "others": 8371,
 }
-PRODUCT_LINES = 41619  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41615  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
