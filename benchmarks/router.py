@@ -1,11 +1,13 @@
-"""The cost of the router, compared with text-inference-batcher and LiteLLM's proxy in the same run.
+"""The cost of the router, beside routers in Rust, text-inference-batcher and LiteLLM's proxy.
 
     python -m benchmarks.router                               # the router against no router
-    python -m benchmarks.router --litellm --tib DIR           # with its peers
+    python -m benchmarks.router --rust --litellm --tib DIR    # with its peers
 
-Loopback, one process each, one null upstream that responds at once: requests per second at 16
-connections and latency at one, sent by `wrk`, a package of Debian's. Each proxy has one upstream,
-without limits and logs, otherwise started as its own documentation says. Targets take turns.
+Loopback, one null upstream that responds at once (nginx): requests per second at 16 connections
+and latency at one, sent by `wrk`, both packages of Debian's. Then many streams at once, from an
+upstream that says when it sent each token: how late tokens come. Each proxy has one upstream,
+without limits and logs, otherwise started as its own documentation says; ours with one process and
+with two. Targets take turns.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ import sys
 import tempfile
 import urllib.request
 import venv
-from contextlib import AbstractContextManager, ExitStack
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-from aiohttp import web
-
-from benchmarks.harness.report import options, report
+from benchmarks.harness.report import options, report, rows_of, table_of
 from benchmarks.harness.servers import serving
 from client.experiment import Experiment
+from client.load.machine import ROOT
 from client.load.servers.processes import free_port
 
 LITELLM = "litellm[proxy]"
+RUST_VENV = Path("build/rust-routers-venv").resolve()
 VENV = Path("build/litellm-venv").resolve()
 PATH = "/v1/chat/completions"
 HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer sk-x"}
@@ -41,27 +45,37 @@ ANSWER = {
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }  # fmt: skip
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
-NULL, OURS = "no router", "router"
+NULL, OURS = "no router", "router, two workers"
+STREAM_METRICS = ("lag_p99_ms", "lag_p50_ms", "missing")
 METRICS = ("requests_per_s", "p99_ms", "p50_ms_alone", "p99_ms_alone", "not_200")
 
 
-def serve_null(port: int) -> None:
-    """The upstream: each path has one answer."""
-
-    async def answer(body: bytes, _: web.Request) -> web.Response:
-        return web.Response(body=body, content_type="application/json")
-
-    app = web.Application()
-    for method, path, body in (("POST", PATH, ANSWER), ("GET", "/v1/models", MODELS)):
-        app.router.add_route(method, path, partial(answer, json.dumps(body).encode()))
-    web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=None, backlog=4096)
+@contextmanager
+def null_upstream() -> Iterator[str]:
+    """nginx, of which each path has one answer; its URL."""
+    places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+    with free_port() as port, tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "nginx.conf"
+        config.write_text(
+            f"daemon off; pid {folder}/pid; error_log {folder}/log; worker_processes 1;\n"
+            "events { worker_connections 8192; }\n"
+            "http { access_log off; keepalive_requests 1000000000; default_type application/json;\n"
+            + "".join(f"{name}_temp_path {folder}/{name};\n" for name in places)
+            + f"server {{ listen 127.0.0.1:{port} backlog=4096;\n"
+            f"location {PATH} {{ return 200 '{json.dumps(ANSWER)}'; }}\n"
+            f"location = /v1/models {{ return 200 '{json.dumps(MODELS)}'; }}\n"
+            "location / { return 200 '{}'; } } }\n"
+        )
+        command = ["sh", "-c", f"exec nginx -c {config} -e {folder}/log", "nginx"]
+        with serving(command, port=port, ready=answers) as url:
+            yield url
 
 
 def answers(url: str) -> bool:
     try:
         ask = urllib.request.Request(f"{url}{PATH}", CHAT, HEADERS)
         with urllib.request.urlopen(ask, timeout=5) as answer:
-            return b"hello" in answer.read()
+            return b"hello" in answer.read(200)
     except OSError:
         return False
 
@@ -79,16 +93,39 @@ def text_inference_batcher(folder: Path, upstream: str, port: int) -> AbstractCo
     return serving(command, variables, port=port, ready=answers, cwd=folder)
 
 
+def installed(folder: Path, *packages: str) -> Path:
+    """A separate environment with them; its programs."""
+    if not (folder / "bin/python").exists():
+        print(f"installing {', '.join(packages)} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        subprocess.run([folder / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
+    return folder / "bin"
+
+
+def ours(upstream: str, workers: int) -> AbstractContextManager[str]:
+    command = [sys.executable, "-m", "router", f"--upstreams={upstream}", f"--workers={workers}"]
+    return serving([*command, "--max-connect-per-upstream=10000"], ready=answers)
+
+
+@contextmanager
+def in_rust(program: str, upstream: str, *start: str) -> Iterator[str]:
+    """`vllm-router` or `smg`, two wheels of PyPI."""
+    bin_ = installed(RUST_VENV, "vllm-router", "smg")
+    with free_port() as metrics:
+        command = [str(bin_ / program), *start, "--worker-urls", upstream]
+        # others ask the upstream a question more for each request
+        command += ["--policy", "round_robin"]
+        command += ["--max-concurrent-requests", "10000", "--prometheus-port", str(metrics)]
+        with serving([*command, "--log-level", "error"], ready=answers) as url:
+            yield url
+
+
 def litellm(upstream: str) -> AbstractContextManager[str]:
-    """LiteLLM's proxy from PyPI, in a separate environment under build/."""
-    python, config = VENV / "bin/python", VENV / "config.yaml"
-    if not python.exists():
-        print(f"installing {LITELLM} into {VENV}", file=sys.stderr)
-        venv.create(VENV, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", LITELLM], check=True)
+    """LiteLLM's proxy from PyPI."""
+    bin_, config = installed(VENV, LITELLM), VENV / "config.yaml"
     params = {"model": "openai/m", "api_base": f"{upstream}/v1", "api_key": "x"}
     config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": params}]}))
-    command = [str(VENV / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1"]
+    command = [str(bin_ / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
     variables = {
         "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         # without keys, as the others run here
@@ -126,31 +163,57 @@ def wrk(url: str, connections: int, seconds: float) -> dict[str, float]:
     return {**found, "rate": float(rate[1]), "failed": float(bad[1]) if bad else 0.0}
 
 
+def stream_turn(url: str, streams: int, _: int) -> dict[str, float]:
+    """Lags of the tokens of so many streams at once."""
+    command = [sys.executable, "-m", "benchmarks.router_streams", "read", url, str(streams)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(run.stdout)
+    return found
+
+
+def targets(stack: ExitStack, upstream: str, args: Namespace) -> dict[str, str]:
+    """Each proxy before the upstream, and the upstream itself, by name."""
+    proxies = {OURS: ours(upstream, 2), "router": ours(upstream, 1)}
+    if args.rust:
+        proxies["vllm-router"] = in_rust("vllm-router", upstream)
+        proxies["smg"] = in_rust("smg", upstream, "launch")
+    if args.tib:
+        port = stack.enter_context(free_port())
+        proxies["text-inference-batcher"] = text_inference_batcher(args.tib, upstream, port)
+    if args.litellm:
+        proxies["LiteLLM"] = litellm(upstream)
+    return {**{name: stack.enter_context(one) for name, one in proxies.items()}, NULL: upstream}
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
+    parser.add_argument("--streams", type=int, default=500, help="at once (default: 500)")
     parser.add_argument("--tib", type=Path, help="a built checkout of text-inference-batcher")
+    parser.add_argument(
+        "--rust", action="store_true", help="vllm-router and smg too, installed into build/"
+    )
     parser.add_argument(
         "--litellm", action="store_true",
         help=f"LiteLLM's proxy too; installs {LITELLM} into build/ on first use",
     )  # fmt: skip
     args = parser.parse_args()
+    found = []
     with ExitStack() as stack:
-        program = "import sys, benchmarks.router as it; it.serve_null(int(sys.argv[2]))"
-        null = stack.enter_context(serving([sys.executable, "-c", program], ready=answers))
-        ours = [sys.executable, "-m", "router", f"--upstreams={null}"]
-        ours += ["--max-connect-per-upstream=10000"]
-        urls = {OURS: stack.enter_context(serving(ours, ready=answers)), NULL: null}
-        if args.tib:
-            port = stack.enter_context(free_port())
-            tib = text_inference_batcher(args.tib, null, port)
-            urls["text-inference-batcher"] = stack.enter_context(tib)
-        if args.litellm:
-            urls["LiteLLM"] = stack.enter_context(litellm(null))
+        urls = targets(stack, stack.enter_context(null_upstream()), args)
         sides = {name: partial(turn, url, args.seconds) for name, url in urls.items()}
-        metrics = {metric: itemgetter(metric) for metric in METRICS}
-        found = Experiment(sides, metrics, OURS).run(args.rounds)
-    report([found], "Shared by load, proxy and upstream", args.out, "router")
+        found.append(Experiment(sides, {m: itemgetter(m) for m in METRICS}, OURS).run(args.rounds))
+    args.litellm = False  # it cannot hold so many streams
+    with ExitStack() as stack:
+        command = [sys.executable, "-m", "benchmarks.router_streams", "serve"]
+        upstream = stack.enter_context(serving(command, ready=answers))
+        urls = targets(stack, upstream, args)
+        sides = {name: partial(stream_turn, url, args.streams) for name, url in urls.items()}
+        metrics = {metric: itemgetter(metric) for metric in STREAM_METRICS}
+        found.append(Experiment(sides, metrics, NULL).run(args.rounds))
+    title = "Shared by load, proxy and upstream"
+    lags = f"Tokens of {args.streams} streams, ten a second each:\n\n{table_of(found[1:])}"
+    report(found[:1], title, args.out, "router", lags, streams=rows_of(found[1]))
 
 
 if __name__ == "__main__":

@@ -140,8 +140,9 @@ TABLE: tuple[Recording, ...] = (
         "results/reference-client/speed.json", ("client",),
     ),
     run(
-        "router", 4, "router --litellm --tib build/text-inference-batcher", "router/router.json",
-        ("router", "benchmarks/router.py"), "build/text-inference-batcher", "wrk", rare=True,
+        "router", 9, "router --rust --litellm --tib build/text-inference-batcher",
+        "router/router.json", ("router", "benchmarks/router.py", "benchmarks/router_streams.py"),
+        "build/text-inference-batcher", "wrk", "nginx", rare=True,
     ),
     run(
         "routing", 1, "routing", "routing/routing.json",
