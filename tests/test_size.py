@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8640,
-    "benchmarks": 6171,
+    "benchmarks": 6372,
     "client": 8243,
     "deferred": 3097,
     "kernels": 1368,
@@ -30,14 +30,14 @@ LINES = {
     "router": 5523,
     "runtime": 5732,
     "scheduling": 2210,
-    "tests": 30477,
+    "tests": 30572,
     "text": 2008,
     "others": 8371,
 }
 PRODUCT_LINES = 41615  # all but tests, benchmarks, client and learn
 SHORT_FILES = 41
 LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 17  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
 
 
 @functools.cache
