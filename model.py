@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ from models.weights.source import ROUNDED, WeightSource
 from runtime.allocator import returning_what_is_freed
 from runtime.attention import RectangleAttention, Spans, attention_kernel
 from runtime.budget import (
-    KVMemoryError,
     asked_blocks,
     check_weights,
     cpu_blocks,
@@ -45,7 +45,7 @@ from runtime.gpu.selfcheck import check, check_heads
 from runtime.iteration import Flat, KnownSequence
 from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
 from runtime.shards import connect, join
-from seams import Columns, DeviceMemoryError
+from seams import Columns, DeviceMemoryError, LoadError
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,6 @@ DTYPES = {
 # A smaller network's operators are too short to share: on two busy cores the embedded model was 20
 # times slower with two threads than with one, each barrier waiting for a thread without a core.
 SHARED_WORK_PARAMETERS = 20e6
-
-
-class ModelOptionError(Exception):
-    """An option does not fit the model or the device; the message says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,23 @@ class LoadOptions:
     max_model_len: int | None = None  # None: the model's context
     speculate: int = 0  # most drafts of a row
 
+    @classmethod
+    def of(cls, config: Any) -> LoadOptions:
+        """From the options of a server or a model server, which have the same names."""
+        return cls(
+            mode=config.mode,
+            model=config.model,
+            revision=config.revision,
+            device=config.device,
+            dtype=config.dtype,
+            seed=config.seed,
+            max_batch_size=config.max_batch_size,
+            kv_memory=config.kv_memory,
+            max_model_len=config.max_model_len,
+            graphs=config.cuda_graphs,
+            speculate=config.speculate if config.mode == "dynamic" else 0,
+        )
+
     @property
     def most_rows(self) -> int:
         """Of an iteration: drafts are rows, too."""
@@ -89,13 +102,11 @@ class LoadOptions:
 
 @returning_what_is_freed()
 def load_model(options: LoadOptions) -> Executor:
-    """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
-    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError and
-    ModelOptionError."""
+    """The model of a mode. Raises LoadError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
-        raise ModelOptionError(
+        raise LoadError(
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
@@ -149,10 +160,10 @@ def load_model(options: LoadOptions) -> Executor:
 
 
 def context_of(options: LoadOptions, most: int) -> int:
-    """Raises ModelOptionError. `most`: tokens of the model's own context."""
+    """Raises LoadError. `most`: tokens of the model's own context."""
     context = options.max_model_len or most
     if context > most:
-        raise ModelOptionError(
+        raise LoadError(
             f"--max-model-len is {context}, and the context of '{options.model}' has "
             f"{most} tokens; allowed: up to {most}"
         )
@@ -163,7 +174,7 @@ def dtypes_of(
     options: LoadOptions, source: WeightSource, device: torch.device
 ) -> tuple[torch.dtype, StoredLayers]:
     """What the network computes in, and the types of quantised weights that it holds. Raises
-    ModelOptionError."""
+    LoadError."""
     found = types_of(source) if options.dtype == "auto" and device.type == "cpu" else set()
     stored: StoredLayers = {}
     if options.dtype == "int8" or "int8" in found:
@@ -176,7 +187,7 @@ def dtypes_of(
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
     if dtype == torch.float16 and source.config.overflows_float16:
         if options.dtype != "auto":
-            raise ModelOptionError(
+            raise LoadError(
                 f"--dtype float16 with model '{options.model}': its values exceed float16; "
                 "allowed: auto, float32, bfloat16"
             )
@@ -187,7 +198,7 @@ def dtypes_of(
 def reserve_memory(
     model: Executor, options: LoadOptions, device: torch.device, *, graphs: bool
 ) -> None:
-    """Of keys and values, beside that of CUDA graphs. Raises KVMemoryError."""
+    """Of keys and values, beside that of CUDA graphs. Raises LoadError."""
     rows = options.max_batch_size
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)
@@ -201,7 +212,7 @@ def reserve_memory(
     try:
         model.allocate(blocks)
     except DeviceMemoryError as error:
-        raise KVMemoryError(
+        raise LoadError(
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 # --- What a request asks for ----------------------------------------------------------------
 
@@ -189,6 +189,21 @@ class Model(Protocol):
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Pending:
         """Starts an iteration. `released`: sequences that have ended or lost their blocks since
         the last call. May raise what `Pending.result` may raise."""
+
+
+class LoadedModel(Model, Protocol):
+    """What its process needs of a model besides executing iterations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def info(self) -> Any: ...  # runtime.executor.ModelInfo
+
+    def warm_up(self) -> None: ...
+
+
+class LoadError(Exception):
+    """The model cannot be served; the message says why and what is allowed."""
 
 
 # --- Policy ---------------------------------------------------------------------------------

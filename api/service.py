@@ -24,10 +24,9 @@ from api.http.writer import Writer
 from api.signals import NONE, Signals, signal
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
-from loading import LoadedModel
 from models.names import GGUF_SUFFIX, local_path
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
-from seams import Constraint, RequestRecord
+from seams import Constraint, LoadedModel, RequestRecord
 from serving.config import Config
 from telemetry.machine import describe_machine
 from telemetry.stats import Stats

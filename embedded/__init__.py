@@ -1,1 +1,3 @@
-"""The small model that ships with the project: weights, vocabulary, and their training."""
+"""The earlier name of `models.embedded`: its commands, such as `python -m embedded.train`."""
+
+from models.embedded import __path__ as __path__

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.serving.observed import ObservedModel
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
@@ -27,6 +26,7 @@ from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError
 from models.names import local_path
 from runtime.grammar.grammars import Grammars
+from seams import LoadError
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 
@@ -110,10 +110,13 @@ def run(config: ServeConfig, rank: int) -> int:
 
 def load(config: ServeConfig, rank: int) -> ShardService:
     """Raises LoadError."""
+    from model import LoadOptions, load_model
     from models.part import Part
     from text.vocabulary import load_tokenizer
 
-    model = load_local_model(config, Part(rank, config.shards), config.rendezvous)
+    options = LoadOptions.of(config)
+    options = replace(options, part=Part(rank, config.shards), rendezvous=config.rendezvous or "")
+    model = load_model(options)
     # read when a sequence first needs it
     vocabulary = partial(load_tokenizer, config.model, config.revision)
     model.grammars = Grammars(vocabulary, timed=rank == 0)
@@ -121,24 +124,22 @@ def load(config: ServeConfig, rank: int) -> ShardService:
 
 
 def download(config: DownloadConfig) -> None:
-    from models.weights.checkpoint import find_files
-    from models.weights.source import CheckpointError
+    from models.fetch import locate
 
     try:
-        print(find_files(config.model, config.revision))
-    except CheckpointError as error:
+        print(locate(config.model, config.revision))
+    except LoadError as error:
         sys.exit(f"model-server: {error}")
 
 
 def quantize(config: QuantizeConfig) -> None:
     from model_server.quantise import quantise
-    from models.weights.source import CheckpointError
     from text.tokenizer import VocabularyError
 
     out = Path(config.output_dir).expanduser()
     try:
         made = quantise(config.model, out, config.revision, config.weights)
-    except (CheckpointError, VocabularyError) as error:
+    except (LoadError, VocabularyError) as error:
         sys.exit(f"model-server: {error}")
     print(
         f"{made.bytes / 1e6:.1f} MB of weights instead of {made.bytes_before / 1e6:.1f} MB; serve "

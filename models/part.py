@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.networks import Config
+from seams import LoadError
 
 # pieces by the last part of their layer's name (models/weights/pieces.py)
 _BY_OUTPUTS = {"wte", "head", "q", "k", "v", "fc", "gate", "up"}
@@ -19,17 +20,13 @@ Cut = tuple[slice, slice]  # rows and columns; of a vector the columns mean noth
 ALL = slice(None)
 
 
-class PartError(ValueError):
-    """A network that cannot be split this way; the message says what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     rank: int = 0
     shards: int = 1
 
     def check(self, config: Config) -> None:
-        """Raises PartError."""
+        """Raises LoadError."""
         split = {"attention heads": config.n_head, "heads of keys": config.kv_heads}
         for what, count in {**split, "columns of the MLP": config.mlp_width}.items():
             if count % self.shards:
@@ -39,7 +36,7 @@ class Part:
                     for n in range(1, fewest + 1)
                     if not any(c % n for c in (*split.values(), config.mlp_width))
                 )
-                raise PartError(
+                raise LoadError(
                     f"{count} {what} cannot be split over {self.shards} shards; allowed: {allowed}"
                 )
 

@@ -13,7 +13,7 @@ from runtime.cache import KVShape
 from runtime.container import container_room_bytes
 from runtime.executor import Executor
 from runtime.sampling.scoring import CHUNK_LOGITS
-from seams import DeviceMemoryError, Opening, Sampling, Step
+from seams import DeviceMemoryError, LoadError, Opening, Sampling, Step
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,6 @@ FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
 LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
 PROBED_TOKENS = 32_768  # of an iteration, at most, if the context is not longer
-
-
-class KVMemoryError(ValueError):
-    """The requested KV memory is not available."""
-
-
-class WeightMemoryError(Exception):
-    """The weights do not fit into memory; the message has the sum."""
 
 
 # all rows together score as many tokens of their prompts as exist at once (CHUNK_LOGITS)
@@ -43,10 +35,10 @@ _UNITS = {
 
 
 def _parse(amount: str, shape: KVShape) -> int:
-    """`2GiB` or `30000tokens` as blocks. Raises KVMemoryError."""
+    """`2GiB` or `30000tokens` as blocks. Raises LoadError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", amount)
     if found is None or found[2] not in (*_UNITS, "tokens"):
-        raise KVMemoryError(
+        raise LoadError(
             f"--kv-memory is '{amount}'; allowed: auto, or a number with one of "
             f"{', '.join(_UNITS)}, tokens"
         )
@@ -57,10 +49,10 @@ def _parse(amount: str, shape: KVShape) -> int:
 
 
 def asked_blocks(amount: str, shape: KVShape) -> int:
-    """Raises KVMemoryError if it is less than the server's own warm-up needs."""
+    """Raises LoadError if it is less than the server's own warm-up needs."""
     blocks = _parse(amount, shape)
     if blocks < WARM_UP_BLOCKS:
-        raise KVMemoryError(
+        raise LoadError(
             f"--kv-memory {amount} is less than a block: {shape.block_tokens} tokens of "
             f"{shape.token_bytes} bytes; allowed: {WARM_UP_BLOCKS} block or more"
         )
@@ -73,7 +65,7 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     memory if that is less: a quarter, or as much as one sequence needs, up to three quarters.
 
     Available is the memory of the machine or, if less, what the container's limit leaves.
-    Raises KVMemoryError if the share is less than the server's own warm-up needs.
+    Raises LoadError if the share is less than the server's own warm-up needs.
     """
     available_bytes, whose = _available()
     available = available_bytes // shape.block_bytes
@@ -81,7 +73,7 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     fitting = max(int(available * AVAILABLE_MEMORY_SHARE), min(blocks_of(1, context, shape), most))
     taken = fitting / max(available, 1)
     if fitting < WARM_UP_BLOCKS:
-        raise KVMemoryError(
+        raise LoadError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
             f"budget takes {100 * ONE_CONTEXT_SHARE:.0f} % at most: {fitting} blocks of "
             f"{shape.block_bytes} bytes; at least {WARM_UP_BLOCKS} is needed"
@@ -103,12 +95,12 @@ def _available() -> tuple[int, str]:
 
 def check_weights(weight_bytes: int, held: str, shape: KVShape) -> None:
     """Before weights are loaded into a CPU's memory. `held`: the type that they will have. Raises
-    WeightMemoryError."""
+    LoadError."""
     available_bytes, whose = _available()
     loading_bytes = int(LOADING_SHARE * weight_bytes)
     needed_bytes = weight_bytes + loading_bytes + WARM_UP_BLOCKS * shape.block_bytes
     if needed_bytes > available_bytes:
-        raise WeightMemoryError(
+        raise LoadError(
             f"the model needs {needed_bytes / 2**30:.2f} GiB of memory: weights in {held} "
             f"{weight_bytes / 2**30:.2f} GiB, {100 * LOADING_SHARE:.0f} % of that while they are "
             f"loaded, and keys and values of {shape.block_tokens} tokens "
@@ -119,12 +111,12 @@ def check_weights(weight_bytes: int, held: str, shape: KVShape) -> None:
 
 
 def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -> int:
-    """As on a CPU, from the memory that the worst iteration leaves free. Raises KVMemoryError."""
+    """As on a CPU, from the memory that the worst iteration leaves free. Raises LoadError."""
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(shape.device)[0]
     fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.block_bytes
     if fitting < WARM_UP_BLOCKS:
-        raise KVMemoryError(
+        raise LoadError(
             f"the GPU has {free_bytes / 2**30:.1f} GiB free beside the weights, the worst "
             f"iteration takes {activation_bytes / 2**30:.1f} GiB of it; a smaller "
             "--max-batch-size leaves more"
@@ -170,14 +162,14 @@ def worst_activation_bytes(model: Executor, rows: int) -> int:
     """The memory of an iteration on a CUDA device beside weights, keys and values, measured with
     `rows` prompts of the model's context, or as many as make up PROBED_TOKENS: a larger iteration
     that finds no memory is halved by the loop. If these do not fit, they are halved, too. The model
-    has no KV memory afterwards. Raises KVMemoryError."""
+    has no KV memory afterwards. Raises LoadError."""
     rows = max(1, min(rows, PROBED_TOKENS // model.context))
     while True:
         try:
             return _activation_bytes(model, rows)
         except DeviceMemoryError as error:
             if rows == 1:
-                raise KVMemoryError(f"no sequence fits into the GPU: {error}") from error
+                raise LoadError(f"no sequence fits into the GPU: {error}") from error
             rows //= 2
         finally:
             model.forget()

@@ -22,9 +22,9 @@ from deferred.jobs import Jobs
 from engine.blocks import Ledger
 from engine.speculation import Speculation
 from generate.modes import make_ledger
-from loading import LoadedModel, LoadError, load_local_model
 from runtime.grammar.grammars import Grammars
 from scheduling.prediction.predictor import Predictor
+from seams import LoadedModel, LoadError
 from serving.config import Config
 from serving.liveness import Limit, Liveness
 from telemetry.recording import Recording
@@ -54,7 +54,9 @@ def load_configured_model(config: Config) -> LoadedModel:
     """Raises LoadError. Called by the engine's thread: torch, or gRPC, is imported here."""
     if config.remote_model is not None:
         return find_remote_model(config, config.remote_model)
-    return load_local_model(config)
+    from model import LoadOptions, load_model
+
+    return load_model(LoadOptions.of(config))
 
 
 def find_remote_model(config: Config, address: str) -> RemoteModel:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kernels import cache_folder
-from models.fetch import FetchError, locate
+from models.fetch import locate
 from models.names import SMOLLM2
+from seams import LoadError
 
 FILE = (
     cache_folder() / "models" / SMOLLM2.requirement.replace("==", "-") / Path(SMOLLM2.member).name
@@ -24,11 +25,11 @@ NO_NETWORK = re.compile(r"from versions: none|ConnectionPool|[Cc]onnection|[Tt]i
 
 
 def fetched() -> Path:
-    """Skips the test where there is no network, and no file of an earlier start. Raises FetchError
+    """Skips the test where there is no network, and no file of an earlier start. Raises LoadError
     for every other reason."""
     try:
         found = locate("smollm2")
-    except FetchError as error:
+    except LoadError as error:
         reason = str(error).partition("; without a connection")[0]
         if NO_NETWORK.search(reason) is None:
             raise

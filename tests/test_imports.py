@@ -23,7 +23,7 @@ HOUSE: list[set[str]] = [
     {"models", "scheduling"},
     {"engine", "runtime", "embedded"},
     {"generate", "model", "telemetry", "text"},
-    {"batching", "loading", "router", "watch"},
+    {"batching", "router", "watch"},
     {"deferred", "learn", "model_server"},
     {"serving"},
     {"api"},

@@ -15,7 +15,7 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from embedded.vocabulary import bytes_of_characters
+from models.embedded.vocabulary import bytes_of_characters
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import tiktoken
 
-from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
-from models.fetch import FetchError, locate
+from models.embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
+from models.fetch import locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
-from models.weights.gguf_header import GGUFError, read_header
+from models.weights.gguf_header import read_header
+from seams import LoadError
 from text.special_tokens import content, read_names, read_object, read_settings
 from text.tokenizer import Tokenizer, VocabularyError, byte_level, encoder, sentencepiece
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
 
 _FOLDER_ALLOWED = (
-    f"{VOCABULARY_FILE} (as embedded/train.py writes it), tokenizer.json, or vocab.json with "
-    "merges.txt"
+    f"{VOCABULARY_FILE} (as models/embedded/train.py writes it), tokenizer.json, or vocab.json "
+    "with merges.txt"
 )
 _GPT2 = "GPT2Tokenizer"
 
@@ -48,7 +49,7 @@ def locate_files(model: str, revision: str | None) -> Path:
     """As `models.fetch.locate`. Raises VocabularyError."""
     try:
         return locate(model, revision)
-    except FetchError as error:
+    except LoadError as error:
         raise VocabularyError(str(error)) from error
 
 
@@ -81,7 +82,7 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     """Of a GGUF file. Raises VocabularyError."""
     try:
         return read_header(path).metadata
-    except GGUFError as error:
+    except LoadError as error:
         raise VocabularyError(str(error)) from None
 
 

@@ -38,7 +38,7 @@ from benchmarks.peers.results import (
 )
 from benchmarks.peers.work import STORED, PeerWork, computing, once, run_ours, run_peer
 from client.experiment import Experiment
-from models.weights.source import CheckpointError
+from seams import LoadError
 
 MODEL = "random:gpt2-medium"
 NOBATCH_REQUESTS = 8
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             work = PeerWork(args.model, args.work, args.requests, Path(scratch))
             work.prepare(args.dtypes)
-        except CheckpointError as error:
+        except LoadError as error:
             raise SystemExit(str(error)) from None
         sides = sides_of(work, args.dtypes, peers, with_nobatch, missing)
         ran = Experiment(sides, METRICS, OURS).run(args.rounds, "engines")

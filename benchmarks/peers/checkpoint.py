@@ -14,15 +14,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.harness.report import file_name
 from benchmarks.peers.hub import write_folder
-from embedded.vocabulary import bytes_of_characters
 from model_server.gguf_vocabulary import Keys
 from model_server.gguf_writer import from_source
 from model_server.quantise import quantise
+from models.embedded.vocabulary import bytes_of_characters
+from models.fetch import locate
 from models.gpt2 import GPTConfig
 from models.names import RANDOM_PREFIX
-from models.weights.checkpoint import find_files, load_network, open_source, save_checkpoint
+from models.weights.checkpoint import load_network, open_source, save_checkpoint
 from models.weights.folder import FolderSource
-from models.weights.source import CheckpointError, WeightSource
+from models.weights.source import WeightSource
+from seams import LoadError
 from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"
@@ -44,15 +46,15 @@ class Prepared:
         """The GGUF file that the model is."""
         if self.model.startswith(RANDOM_PREFIX):
             return None
-        found = find_files(self.model)
+        found = locate(self.model)
         return found if found.is_file() else None
 
     def gguf(self, precision: str) -> Path:
         """The file with weights in this precision, `file` being the model's own. Raises
-        CheckpointError."""
+        LoadError."""
         if precision == "file":
             if self.file is None:
-                raise CheckpointError(
+                raise LoadError(
                     f"model '{self.model}' is no GGUF file, which precision 'file' means"
                 )
             return self.file
@@ -63,16 +65,16 @@ class Prepared:
 
 
 def write_gguf(source: WeightSource, path: Path, precision: str) -> None:
-    """Matrices in this type, vectors in float32, and no tokenizer. Raises CheckpointError."""
+    """Matrices in this type, vectors in float32, and no tokenizer. Raises LoadError."""
     if isinstance(source.config, GPTConfig):
-        raise CheckpointError("GPT-2's weights are not written as a GGUF file")
+        raise LoadError("GPT-2's weights are not written as a GGUF file")
     part = path.with_suffix(".part")
     from_source(source, part, KINDS[precision], _NO_VOCABULARY)
     part.rename(path)
 
 
 def prepare(model: str, root: Path) -> Path:
-    """The folder of `model`, written unless it exists. Raises CheckpointError."""
+    """The folder of `model`, written unless it exists. Raises LoadError."""
     folder = root / file_name(model)
     done = folder / "tokenizer_config.json"  # written last
     if not done.exists():

@@ -15,7 +15,8 @@ from models.gpt2 import GPTConfig
 from models.rope import Rope
 from models.weights.folder import tensor_of
 from models.weights.pieces import shapes_of
-from models.weights.source import CheckpointError, WeightSource
+from models.weights.source import WeightSource
+from seams import LoadError
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -28,10 +29,10 @@ EVERYTHING = slice(None)
 
 def write_folder(source: WeightSource, folder: Path) -> None:
     """`config.json` and `model.safetensors` in float32; quantised weights are dequantised. Raises
-    CheckpointError."""
+    LoadError."""
     config = source.config
     if isinstance(config, GPTConfig) or config.family not in CLASSES:
-        raise CheckpointError(f"{source.place}: written here are {', '.join(CLASSES)}")
+        raise LoadError(f"{source.place}: written here are {', '.join(CLASSES)}")
     fields = fields_of(config)
     tensors: dict[str, Tensor] = {}
     for piece, shape in shapes_of(config).items():
@@ -49,7 +50,7 @@ def fields_of(config: Description) -> dict[str, Any]:
     """A `config.json`, with RoPE's fields by the names that `transformers` 4 and 5 both read."""
     layers = [(r, w) for r, w in zip(config.ropes, config.windows, strict=True) if r is not None]
     if len(layers) < config.n_layer:
-        raise CheckpointError("layers without RoPE are not written")
+        raise LoadError("layers without RoPE are not written")
     whole = next((rope for rope, window in layers if window is None), layers[0][0])
     fields: dict[str, Any] = {
         "model_type": config.family,
@@ -85,13 +86,13 @@ def fields_of(config: Description) -> dict[str, Any]:
             "query_pre_attn_scalar": round(config.head_dim / config.query_scale**2),
         }
     elif any(config.windows):
-        raise CheckpointError(f"windows of {config.family} are not written")
+        raise LoadError(f"windows of {config.family} are not written")
     return fields
 
 
 def _scaling(rope: Rope) -> dict[str, Any] | None:
     if rope.divisors is not None or rope.scaling not in ("default", "llama3"):
-        raise CheckpointError("RoPE has divisors of its own, or a scaling that is not written")
+        raise LoadError("RoPE has divisors of its own, or a scaling that is not written")
     if rope.scaling == "default":
         return None
     return {

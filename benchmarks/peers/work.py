@@ -19,7 +19,7 @@ from benchmarks.peers.results import PeerResult
 from benchmarks.peers.runner import Task
 from models.weights.folder import read_config
 from models.weights.gguf import GGUFSource
-from models.weights.source import CheckpointError
+from seams import LoadError
 
 LIMIT = 64
 TIMEOUT_S = 900
@@ -42,7 +42,7 @@ class PeerWork:
         self.scratch = scratch
 
     def prepare(self, dtypes: Sequence[str]) -> None:
-        """Writes the GGUF files that ours reads. Raises CheckpointError."""
+        """Writes the GGUF files that ours reads. Raises LoadError."""
         for dtype in dtypes:
             if dtype in STORED:
                 self.prepared.gguf(dtype)
@@ -67,7 +67,7 @@ class PeerWork:
         reads_gguf = dtype in STORED or runner == "with_llamacpp"
         try:
             file = str(self.prepared.gguf(dtype)) if reads_gguf else ""
-        except CheckpointError as error:
+        except LoadError as error:
             return PeerResult(len(jobs), error=str(error))
         task = Task(
             runner, str(self.folder), file, dtype, limit,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOOP = (
-    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "runtime",
+    "batching.py", "engine", "generate", "kernels", "model.py", "models", "runtime",
     "scheduling", "seams.py",
 )  # fmt: skip
-SERVER = (*LOOP, "api", "app.py", "loading.py", "serving", "telemetry", "text", "web")
+SERVER = (*LOOP, "api", "app.py", "serving", "telemetry", "text", "web")
 COMPARE = (*SERVER, "client", "compare.sh")
 PRODUCTS = ("runtime/linear", "kernels")
 MOST_MINUTES = 30

@@ -25,7 +25,7 @@ from client.workloads.spec import Count, SpecError, build, read_text
 
 Prompts = tuple[list[str], list[int] | None]  # texts, and their lengths in tokens if known
 BLOCK_TOKENS = 512  # of Mooncake's hash_ids
-VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
+VOCABULARY = Path(__file__).resolve().parents[2] / "models" / "embedded" / "vocab.tiktoken"
 _COMMON = "the"  # one token of any vocabulary for English
 
 

@@ -14,11 +14,10 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from loading import LoadedModel
 from model_server.serving.worker import ShardFailedError, ShardWorker, StaleSessionError
 from model_server.wire import messages, model_pb2_grpc
 from model_server.wire import model_pb2 as wire
-from seams import DeviceLostError, DeviceMemoryError, Outcome
+from seams import DeviceLostError, DeviceMemoryError, LoadedModel, Outcome
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.fetch import FetchError, locate
+from models.fetch import locate
 from models.gpt2 import GPT
 from models.names import RANDOM_PREFIX
 from models.networks import Network
@@ -23,44 +23,36 @@ from models.weights.folder import GELU, GPT2_NAMES, FolderSource
 from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
 from models.weights.pieces import shapes_of
-from models.weights.source import CheckpointError, RandomSource, WeightSource
+from models.weights.source import RandomSource, WeightSource
+from seams import LoadError
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
     """The weights of what `model` names (models/names.py); those of `random:NAME` are drawn from
-    `seed`. `revision`: of a name of the hub. Raises CheckpointError."""
+    `seed`. `revision`: of a name of the hub. Raises LoadError."""
     if model.startswith(RANDOM_PREFIX) and revision is None:
         name = model.removeprefix(RANDOM_PREFIX)
         if name not in SHAPES:
-            raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
+            raise LoadError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
         return RandomSource(SHAPES[name], seed, shapes_of(SHAPES[name]))
-    found = find_files(model, revision)
+    found = locate(model, revision)
     return GGUFSource(found) if found.is_file() else FolderSource(found)
 
 
 def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
-    """The GPT-2 that `model` names, in one precision. Raises CheckpointError."""
+    """The GPT-2 that `model` names, in one precision. Raises LoadError."""
     return _gpt2(load(open_source(model, seed), dtype=dtype)).to(device)
 
 
 def load_checkpoint(folder: Path, part: Part = WHOLE, stored: StoredLayers | None = None) -> GPT:
-    """A folder's GPT-2, or a shard's part of it, in float32. Raises CheckpointError."""
+    """A folder's GPT-2, or a shard's part of it, in float32. Raises LoadError."""
     return _gpt2(load(FolderSource(folder), part, stored=stored))
 
 
 def _gpt2(network: Network) -> GPT:
     if not isinstance(network, GPT):
-        raise CheckpointError(f"model_type is '{network.config.family}', allowed here: gpt2")
+        raise LoadError(f"model_type is '{network.config.family}', allowed here: gpt2")
     return network
-
-
-def find_files(model: str, revision: str | None = None) -> Path:
-    """The folder or the GGUF file of what `model` names, fetched where it is missing. Raises
-    CheckpointError."""
-    try:
-        return locate(model, revision)
-    except FetchError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:

@@ -93,6 +93,27 @@ _SCALING_FIELDS = {
     "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
 }  # fmt: skip
 
+# The format of int8 weights is `int-quantized` of compressed-tensors (W8A8): of each linear layer,
+# `weight` is int8, in the layout of the original, and `weight_scale` has a factor for each output;
+# the kernels quantise inputs, token by token. Everything else is as in the original, also the
+# embedding, and with it the head.
+_EVERYWHERE = {"num_bits": 8, "type": "int", "symmetric": True}
+_WEIGHTS = {**_EVERYWHERE, "strategy": "channel", "dynamic": False}
+_INPUTS = {**_EVERYWHERE, "strategy": "token", "dynamic": True}
+_GROUP = {"weights": _WEIGHTS, "input_activations": _INPUTS, "output_activations": None}
+_REQUIRED = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "kv_cache_scheme": None,
+}
+# the `quantization_config` of what we write
+SCHEME = {
+    **_REQUIRED,
+    "quantization_status": "compressed",
+    "config_groups": {"group_0": {"targets": ["Linear"], **_GROUP}},
+    "ignore": ["lm_head"],
+}
+
 
 def model_type(fields: Fields) -> object:
     """As the file says, or as the name of its architecture implies."""
@@ -295,3 +316,22 @@ def _flag(fields: Fields, name: str, default: bool) -> bool:
     if value is not None and not isinstance(value, bool):
         raise DescriptionError(f"{name} is {value!r}, supported: true or false")
     return default if value is None else value
+
+
+def check_scheme(said: Any) -> None:
+    """Of a `quantization_config`: that its weights are int8 as ours. Raises DescriptionError."""
+    _require_scheme("quantization_config", said, _REQUIRED)
+    groups = said.get("config_groups")
+    _require_scheme("quantization_config.config_groups", groups, {})
+    for name, group in groups.items():
+        _require_scheme(f"quantization_config.config_groups.{name}", group, _GROUP)
+
+
+def _require_scheme(place: str, said: Any, wanted: Mapping[str, Any]) -> None:
+    if not isinstance(said, dict):
+        raise DescriptionError(f"{place} is {said!r}, allowed: an object")
+    for name, only in wanted.items():
+        if isinstance(only, dict):
+            _require_scheme(f"{place}.{name}", said.get(name), only)
+        elif said.get(name) != only:
+            raise DescriptionError(f"{place}.{name} is {said.get(name)!r}, allowed: {only!r}")

@@ -1,5 +1,5 @@
 """Weights in a folder in the Hugging Face layout: `config.json` beside `model.safetensors`, or
-files listed in `model.safetensors.index.json`. Linear layers may be int8 (`scheme.py`)."""
+files listed in `model.safetensors.index.json`. Linear layers may be int8 (`config.py`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from models.gpt2 import GPTConfig
 from models.networks import Config
 from models.weights.config import (
     DescriptionError,
+    check_scheme,
     describe,
     model_type,
     require_known_gpt2,
 )
 from models.weights.pieces import Shape, is_linear, shapes_of
-from models.weights.scheme import SchemeError, check_scheme
-from models.weights.source import CheckpointError, Raw, WeightSource
+from models.weights.source import Raw, WeightSource
+from seams import LoadError
 
 MAPPED_BYTES = 1 << 28  # read of a file until it is opened again: pages that were read stay mapped
 
@@ -85,12 +86,12 @@ class FolderSource(WeightSource):
         implied = whole[::-1] if where.transposed else whole
         is_int8 = self._int8 and is_linear(piece)
         if stored != implied:
-            raise CheckpointError(
+            raise LoadError(
                 f"{self.place}: tensor '{where.name}' has shape {stored}, config.json implies "
                 f"{implied}"
             )
         if (found.get_dtype() == "I8") != is_int8:
-            raise CheckpointError(
+            raise LoadError(
                 f"{self.place}: tensor '{where.name}' is {found.get_dtype()}, config.json "
                 f"implies {'I8' if is_int8 else 'a floating-point type'}"
             )
@@ -138,11 +139,11 @@ class FolderSource(WeightSource):
         found = self._named(f"{where.name}_scale")
         implied = (where.parts * self._shapes[piece][0], 1)
         if found is None:
-            raise CheckpointError(
+            raise LoadError(
                 f"{self.place}: tensors are missing: {where.name}_scale, which config.json implies"
             )
         if tuple(found.get_shape()) != implied:
-            raise CheckpointError(
+            raise LoadError(
                 f"{self.place}: tensor '{where.name}_scale' has shape "
                 f"{tuple(found.get_shape())}, config.json implies {implied}"
             )
@@ -189,14 +190,14 @@ def _opened(path: Path) -> Any:
         raise _unreadable(path.parent, error) from error
 
 
-def _unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
+def _unreadable(folder: Path, error: Exception) -> LoadError:
+    return LoadError(
         f"{folder}: no readable model.safetensors or model.safetensors.index.json: {error}"
     )
 
 
 def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Tensor, without its prefix -> its file and its name there. Raises CheckpointError."""
+    """Tensor, without its prefix -> its file and its name there. Raises LoadError."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         files = [single]
@@ -214,14 +215,14 @@ def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Names and slices: of a slice, what is asked for is read. Raises CheckpointError."""
+    """Names and slices: of a slice, what is asked for is read. Raises LoadError."""
     for path, name in _files_of(folder).values():
         yield name, _opened(path).get_slice(name)
 
 
 def linear_names(folder: Path) -> dict[str, bool]:
     """The matrices of a folder's linear layers, and whether they are stored transposed. Raises
-    CheckpointError."""
+    LoadError."""
     source = FolderSource(folder)
     places = [
         tensor_of(piece, source.config) for piece in shapes_of(source.config) if is_linear(piece)
@@ -230,7 +231,7 @@ def linear_names(folder: Path) -> dict[str, bool]:
 
 
 def read_config(folder: Path) -> Config:
-    """The shape in a folder's `config.json`. Raises CheckpointError."""
+    """The shape in a folder's `config.json`. Raises LoadError."""
     path, fields = folder / "config.json", read_fields(folder)
     try:
         if model_type(fields) == "gpt2":
@@ -238,18 +239,18 @@ def read_config(folder: Path) -> Config:
             return _gpt2_config(path, fields)
         return describe(fields)
     except DescriptionError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise LoadError(f"{path}: {error}") from None
 
 
 def _gpt2_config(path: Path, fields: dict[str, Any]) -> GPTConfig:
     activation = fields.get("activation_function", "gelu_new")
     if activation not in GELU:
-        raise CheckpointError(
+        raise LoadError(
             f"{path}: activation_function is {activation!r}, allowed: {', '.join(GELU)}"
         )
     for name, only in _FIXED_FIELDS.items():
         if fields.get(name, only) != only:
-            raise CheckpointError(f"{path}: {name} is {fields[name]!r}, allowed: {only!r}")
+            raise LoadError(f"{path}: {name} is {fields[name]!r}, allowed: {only!r}")
     try:
         return GPTConfig(
             vocab_size=int(fields["vocab_size"]),
@@ -261,25 +262,25 @@ def _gpt2_config(path: Path, fields: dict[str, Any]) -> GPTConfig:
             gelu=GELU[activation],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: field missing or not a number: {error}") from error
+        raise LoadError(f"{path}: field missing or not a number: {error}") from error
 
 
 def has_int8(folder: Path) -> bool:
-    """Whether a folder's `config.json` says that its weights are int8. Raises CheckpointError."""
+    """Whether a folder's `config.json` says that its weights are int8. Raises LoadError."""
     scheme = read_fields(folder).get("quantization_config")
     if scheme is None:
         return False
     try:
         check_scheme(scheme)
-    except SchemeError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    except DescriptionError as error:
+        raise LoadError(f"{folder / 'config.json'}: {error}") from None
     return True
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Of a folder's `config.json`. Raises CheckpointError."""
+    """Of a folder's `config.json`. Raises LoadError."""
     path = folder / "config.json"
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise LoadError(f"{path} cannot be read: {error}") from error

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from models.description import NO_ROPE_INTERVAL, Description
 from models.weights.config import DescriptionError, describe
-from models.weights.gguf_header import GGUFError, Header, TensorInfo, read_header
+from models.weights.gguf_header import Header, TensorInfo, read_header
 from models.weights.pieces import Shape, shapes_of
-from models.weights.source import CheckpointError, Raw, WeightSource
+from models.weights.source import Raw, WeightSource
+from seams import LoadError
 
 # general.architecture -> model_type
 ARCHITECTURES = {
@@ -66,13 +67,12 @@ class GGUFSource(WeightSource):
         try:
             self._header = read_header(path)
             self.config = _describe(self._header)
-        except (GGUFError, DescriptionError) as error:
-            where = "" if isinstance(error, GGUFError) else f"{path}: "
-            raise CheckpointError(f"{where}{error}") from None
+        except DescriptionError as error:
+            raise LoadError(f"{path}: {error}") from None
         if ROPE_FREQUENCIES in self._header.tensors:
             divisors = tuple(self._floats(ROPE_FREQUENCIES).tolist())
             if len(divisors) != self.config.head_dim // 2:
-                raise CheckpointError(f"{path}: '{ROPE_FREQUENCIES}' has {len(divisors)} numbers")
+                raise LoadError(f"{path}: '{ROPE_FREQUENCIES}' has {len(divisors)} numbers")
             ropes = [rope and replace(rope, divisors=divisors) for rope in self.config.ropes]
             self.config = replace(self.config, ropes=tuple(ropes))
         self._check_names()
@@ -119,7 +119,7 @@ class GGUFSource(WeightSource):
         """Of a vector."""
         info = self._header.tensors[name]
         if info.kind not in _FLOATS or len(info.shape) != 1:
-            raise CheckpointError(f"{self.place}: tensor '{name}' is {info.kind} {info.shape}")
+            raise LoadError(f"{self.place}: tensor '{name}' is {info.kind} {info.shape}")
         data = np.fromfile(self._path, np.uint8, info.row_bytes, offset=info.offset)
         return torch.from_numpy(data).view(_FLOATS[info.kind]).float()
 
@@ -128,9 +128,7 @@ class GGUFSource(WeightSource):
         known = {name_of(piece) for piece in shapes_of(self.config)} | {ROPE_FREQUENCIES}
         unknown = sorted(self._header.tensors.keys() - known)
         if unknown:
-            raise CheckpointError(
-                f"{self.place}: tensors are not supported: {', '.join(unknown[:5])}"
-            )
+            raise LoadError(f"{self.place}: tensors are not supported: {', '.join(unknown[:5])}")
 
 
 def name_of(piece: str) -> str:

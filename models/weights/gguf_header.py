@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from seams import LoadError
+
 Thing = TypeVar("Thing")
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_HEADER_BYTES = 1 << 28  # vocabularies and merges take most of it: some 10 MB for 256,000
@@ -30,10 +32,6 @@ TYPES = {
 }  # fmt: skip
 
 
-class GGUFError(ValueError):
-    """A file that is not read; the message says what was found and what is allowed."""
-
-
 class TensorInfo(NamedTuple):
     kind: str  # a name of TYPES
     shape: tuple[int, ...]  # outputs first: the file has them last
@@ -47,12 +45,12 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Raises GGUFError."""
+    """Raises LoadError."""
     try:
         with path.open("rb") as file:
             return _Reader(file, path).header()
     except OSError as error:
-        raise GGUFError(f"{path} cannot be read: {error}") from error
+        raise LoadError(f"{path} cannot be read: {error}") from error
 
 
 class _Reader:
@@ -146,5 +144,5 @@ class _Reader:
             raise self._error(f"it ends within {what}")
         return data
 
-    def _error(self, found: str) -> GGUFError:
-        return GGUFError(f"{self._path}: {found}")
+    def _error(self, found: str) -> LoadError:
+        return LoadError(f"{self._path}: {found}")

@@ -18,17 +18,11 @@ from torch import Tensor, nn
 from models.decoder import RMSNorm
 from models.gpt2 import embedding as vocabulary_embedding
 from models.networks import Config, Network, make
-from models.part import WHOLE, Part, PartError
+from models.part import WHOLE, Part
 from models.weights.pieces import is_linear, pieces_of, shapes_of, together
 from models.weights.rounding import BLOCK, quantise_int8, quantise_q8_0
-from models.weights.source import (
-    CHUNK_VALUES,
-    ROUNDED,
-    STORED_BITS,
-    CheckpointError,
-    Raw,
-    WeightSource,
-)
+from models.weights.source import CHUNK_VALUES, ROUNDED, STORED_BITS, Raw, WeightSource
+from seams import LoadError
 
 Thing = TypeVar("Thing")
 
@@ -47,7 +41,7 @@ def load(
     embedding: StoredEmbedding | None = None,
 ) -> Network:
     """On the CPU, for inference. `stored`: the layers that hold quantised weights, by their type;
-    weights for which `held_kind` gives none become `dtype`. Raises CheckpointError."""
+    weights for which `held_kind` gives none become `dtype`. Raises LoadError."""
     check(source, part)
     loading = _Loading(source, part, stored or {})
     network = _empty(source.config, part)
@@ -72,23 +66,20 @@ def load(
 
 
 def check(source: WeightSource, part: Part = WHOLE) -> None:
-    """That everything is there, in the right shape, and can be split so. Raises CheckpointError."""
-    try:
-        part.check(source.config)
-    except PartError as error:
-        raise CheckpointError(str(error)) from None
+    """That everything is there, in the right shape, and can be split so. Raises LoadError."""
+    part.check(source.config)
     missing = []
     for piece, shape in shapes_of(source.config).items():
         found = source.shape(piece)
         if found is None:
             missing.append(piece)
         elif found != shape:
-            raise CheckpointError(
+            raise LoadError(
                 f"{source.place}: tensor for '{piece}' has shape {found}, its configuration "
                 f"implies {shape}"
             )
     if missing:
-        raise CheckpointError(f"{source.place}: tensors are missing: {', '.join(missing[:5])}")
+        raise LoadError(f"{source.place}: tensors are missing: {', '.join(missing[:5])}")
 
 
 def held_kind(source: WeightSource, pieces: Iterable[str], kinds: Collection[str]) -> str | None:

@@ -21,10 +21,6 @@ STORED_BITS = {"int8": 8.0, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
 ROUNDED = {"Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"}
 
 
-class CheckpointError(Exception):
-    """A model that cannot be loaded; the message says what was found and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Raw:
     """Weights as they are stored, in one of STORED_BITS: `data` `[out, bytes or values of a row]`,
@@ -36,7 +32,7 @@ class Raw:
 
 
 class WeightSource(ABC):
-    """Sources raise CheckpointError."""
+    """Sources raise LoadError."""
 
     config: Config
     place: str  # for messages

@@ -17,14 +17,11 @@ from pathlib import Path
 import torch
 
 from models.part import WHOLE, Part
+from seams import LoadError
 
 ALLOWED = re.compile(r"auto|cpu|cuda(:(\d+))?")
 DRIVER = Path("/proc/driver/nvidia/version")
 SMI_S = 10.0  # for nvidia-smi, which can hang with a broken driver
-
-
-class DeviceError(ValueError):
-    """The device cannot be used; the message says why and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +57,17 @@ class Chosen:
 
 def resolve_device(name: str, part: Part = WHOLE) -> Chosen:
     """The device of `--device`; for a `part` of a model the GPU with the number of its rank. Raises
-    DeviceError."""
+    LoadError."""
     if name == "cpu":
         return Chosen(torch.device("cpu"))
     return choose(name, look(), part)
 
 
 def choose(name: str, facts: DeviceFacts, part: Part = WHOLE) -> Chosen:
-    """`resolve_device` on a machine with these `facts`. Raises DeviceError."""
+    """`resolve_device` on a machine with these `facts`. Raises LoadError."""
     asked = ALLOWED.fullmatch(name)
     if asked is None:
-        raise DeviceError(f"--device is '{name}'; allowed: auto, cpu, cuda, cuda:0, cuda:1 ...")
+        raise LoadError(f"--device is '{name}'; allowed: auto, cpu, cuda, cuda:0, cuda:1 ...")
     if name == "cpu":
         return Chosen(torch.device("cpu"))
     if not facts.found:
@@ -78,19 +75,19 @@ def choose(name: str, facts: DeviceFacts, part: Part = WHOLE) -> Chosen:
         if name == "auto":
             return Chosen(torch.device("cpu"), None if facts.hidden else why)
         told = f" ({why})" if why else ""
-        raise DeviceError(f"--device {name}: torch finds no GPU{told}; allowed here: auto, cpu")
+        raise LoadError(f"--device {name}: torch finds no GPU{told}; allowed here: auto, cpu")
     own, used = part.rank, range(part.shards)  # all ranks see the same GPUs and decide alike
     if asked[2]:  # a rank on another machine than the others
         own = int(asked[2])
         used = range(own, own + 1)
     if used[-1] >= len(facts.found):
-        raise DeviceError(_too_few(name, len(facts.found), part))
+        raise LoadError(_too_few(name, len(facts.found), part))
     why = next((why for index in used if (why := _not_built_for(facts, index))), None)
     if why is None:
         return Chosen(torch.device("cuda", own))
     if name == "auto":
         return Chosen(torch.device("cpu"), why)
-    raise DeviceError(f"--device {name}: {why}; allowed here: auto, cpu")
+    raise LoadError(f"--device {name}: {why}; allowed here: auto, cpu")
 
 
 def _too_few(name: str, found: int, part: Part) -> str:

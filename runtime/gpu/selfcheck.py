@@ -25,9 +25,10 @@ import torch
 
 from kernels import cache_folder
 from kernels.gpu.paged import queries_per_tile
-from runtime.gpu.choice import DeviceError, resolve_device
+from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads, differs, record_graph, replay_differs
 from runtime.gpu.twins import others_differ
+from seams import LoadError
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +86,12 @@ def check(device: torch.device, heads: Heads) -> Verdict:
 
 def check_heads(model: str, heads: Heads) -> None:
     """A tile of a prompt holds a token at least, with all query heads that share a KV head. Raises
-    DeviceError."""
+    LoadError."""
     dtype, group = getattr(torch, heads.dtype), heads.heads // heads.kv_heads
     most = queries_per_tile(dtype, heads.head_dim)
     if group > most:
         is_less = dtype.itemsize > 2 and group <= queries_per_tile(torch.bfloat16, heads.head_dim)
-        raise DeviceError(
+        raise LoadError(
             f"model '{model}' on a GPU: {group} query heads share a KV head, and the attention "
             f"kernel takes {most} at most ({heads.dtype}, {heads.head_dim} wide); allowed: "
             f"{'--dtype bfloat16 or float16, ' if is_less else ''}--device cpu"
@@ -181,7 +182,7 @@ def main() -> None:
     name, heads, kv_heads, head_dim, block_tokens, dtype = sys.argv[1:]
     try:
         device = resolve_device(name).device
-    except DeviceError as error:
+    except LoadError as error:
         sys.exit(str(error))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # on which Triton launches

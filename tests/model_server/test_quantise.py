@@ -43,7 +43,7 @@ def test_logits_are_those_of_quantising_at_load_to_the_last_bit_and_all_else_is_
     original, out = tmp_path / "original", tmp_path / "out"
     (original / "additional_chat_templates").mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "vocab.tiktoken"):
-        (original / name).symlink_to(ROOT / "embedded" / name)
+        (original / name).symlink_to(ROOT / "models" / "embedded" / name)
     main(["quantize", str(original), str(out)])
     stored, at_load = (
         load_model(LoadOptions("dynamic", str(path), "cpu", dtype, 0, 8))
@@ -142,8 +142,8 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     out, bare, broken = (tmp_path / name for name in ("out", "bare", "broken"))
     write(FAMILIES["llama"](), bare)
     broken.mkdir()
-    (broken / "config.json").write_text((ROOT / "embedded" / "config.json").read_text())
-    tensors = load_file(ROOT / "embedded" / "model.safetensors")
+    (broken / "config.json").write_text((ROOT / "models" / "embedded" / "config.json").read_text())
+    tensors = load_file(ROOT / "models" / "embedded" / "model.safetensors")
     tensors["transformer.h.3.mlp.c_fc.weight"][2, 5] = torch.nan
     save_file(tensors, broken / "model.safetensors")
     for model, to, weights, says in (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from models.fetch import locate
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.part import Part
 from models.shapes import GPT2_SHAPES, SHAPES
 from models.weights.checkpoint import (
-    find_files,
     load_checkpoint,
     load_network,
     open_source,
@@ -22,7 +22,7 @@ from models.weights.checkpoint import (
 )
 from models.weights.folder import FolderSource
 from models.weights.loader import load
-from models.weights.source import CheckpointError
+from seams import LoadError
 from tests.models.families import gpt2
 
 TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=6, n_embd=48)
@@ -82,7 +82,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
     folder: Path, fields: dict[str, object], message: str
 ) -> None:
     change(folder, **fields)
-    with pytest.raises(CheckpointError, match=message.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(LoadError, match=message.replace("(", r"\(").replace(")", r"\)")):
         load_checkpoint(folder)
 
 
@@ -113,20 +113,20 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
     own = load_checkpoint(folder, Part(1, 3))
     assert read == sum(tensor.numel() for tensor in own.parameters())
     assert read < 0.4 * whole
-    with pytest.raises(CheckpointError, match="over 4 shards; allowed: 1, 2, 3, 6"):
+    with pytest.raises(LoadError, match="over 4 shards; allowed: 1, 2, 3, 6"):
         load_checkpoint(folder, Part(0, 4))
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(CheckpointError, match=r"no readable model\.safetensors"):
+    with pytest.raises(LoadError, match=r"no readable model\.safetensors"):
         load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "random:gpt5", "gpt3"])
 def test_an_unknown_model_is_refused_with_what_is_allowed(name: str) -> None:
-    with pytest.raises(CheckpointError, match="gpt2, gpt2-medium, gpt2-large, gpt2-xl"):
+    with pytest.raises(LoadError, match="gpt2, gpt2-medium, gpt2-large, gpt2-xl"):
         load_network(name, torch.device("cpu"), torch.float32, 0)
 
 
@@ -148,13 +148,13 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
     refs.mkdir()
     for name, commit in zip(("main", "v2"), commits, strict=True):
         (refs / name).write_text(commit)
-    assert find_files("gpt2") == find_files("gpt2", "main") == snapshots[0]
-    assert find_files("gpt2", "v2") == find_files("gpt2", commits[1]) == snapshots[1]
-    with pytest.raises(CheckpointError, match=r"'gpt2' at revision 'v3' could not be fetched"):
-        find_files("gpt2", "v3")
+    assert locate("gpt2") == locate("gpt2", "main") == snapshots[0]
+    assert locate("gpt2", "v2") == locate("gpt2", commits[1]) == snapshots[1]
+    with pytest.raises(LoadError, match=r"'gpt2' at revision 'v3' could not be fetched"):
+        locate("gpt2", "v3")
 
 
 @pytest.mark.parametrize("model", ["embedded", "random:gpt2", "./my-gpt2"])
 def test_a_revision_of_a_model_that_is_not_downloaded_is_refused(model: str) -> None:
-    with pytest.raises(CheckpointError, match=r"--revision is 'v2', and .* is not downloaded"):
+    with pytest.raises(LoadError, match=r"--revision is 'v2', and .* is not downloaded"):
         open_source(model, 0, "v2")

@@ -17,10 +17,10 @@ from models.networks import Network
 from models.part import Part
 from models.weights.folder import FolderSource
 from models.weights.loader import load
-from models.weights.source import CheckpointError
 from runtime.attention import RaggedAttention, Span
 from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
 from runtime.shards import connect, join
+from seams import LoadError
 from tests.models.families import CONTEXT, VOCAB, logits_of, write_all
 from tests.support.process import free_port
 
@@ -127,6 +127,6 @@ def test_what_is_not_computed_is_refused_by_name(
     whole = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(whole | fields))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(LoadError) as refused:
         load(FolderSource(tmp_path))
     assert message in str(refused.value)

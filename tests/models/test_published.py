@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from models.weights.folder import FolderSource
 from models.weights.loader import load
-from models.weights.source import CheckpointError
 from runtime.cache import BlockTable
+from seams import LoadError
 from tests.models.families import logits_of, random_peer
 from tests.models.published import PUBLISHED, Checkpoint
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of
@@ -190,6 +190,6 @@ def test_a_checkpoint_that_is_not_computed_is_refused_by_a_right_sentence(
     facts = PUBLISHED[name]
     write(facts, tmp_path)
     has_weights = "model.safetensors" in facts.beside
-    with pytest.raises((CheckpointError, VocabularyError)) as refused:
+    with pytest.raises((LoadError, VocabularyError)) as refused:
         load_tokenizer(str(tmp_path)) if has_weights else load(FolderSource(tmp_path))
     assert facts.refused in str(refused.value)

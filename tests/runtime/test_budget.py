@@ -12,15 +12,10 @@ import torch
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
 from runtime import budget
-from runtime.budget import (
-    KVMemoryError,
-    asked_blocks,
-    cpu_blocks,
-    gpu_blocks,
-    worst_activation_bytes,
-)
+from runtime.budget import asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from runtime.cache import KVPool, KVShape
 from runtime.container import container_room_bytes
+from seams import LoadError
 
 CPU = torch.device("cpu")
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, CPU)
@@ -40,7 +35,7 @@ BLOCK = 16 * 98_304  # gpt2-medium, as published: a token has 2 x 24 layers x 10
 )
 def test_an_amount_is_read_as_blocks_or_refused(amount: str, found: int | str) -> None:
     if isinstance(found, str):
-        with pytest.raises(KVMemoryError, match=found):
+        with pytest.raises(LoadError, match=found):
             asked_blocks(amount, SHAPE)
     else:
         assert asked_blocks(amount, SHAPE) == found
@@ -101,7 +96,7 @@ def test_the_machines_memory_bounds_the_budget_and_too_little_is_refused(
     total = psutil.virtual_memory().total // BLOCK
     assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4
     monkeypatch.setattr(budget, "container_room_bytes", lambda: BLOCK)
-    with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
+    with pytest.raises(LoadError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)
 
 

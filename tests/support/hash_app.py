@@ -21,7 +21,7 @@ from typing import Any
 from flask import Flask
 
 from app import create_app
-from loading import LoadedModel, LoadError
+from seams import LoadedModel, LoadError
 from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import find_remote_model

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 from transformers import GPT2Tokenizer
 
-from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
+from models.embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
 from tests.models.tokenizer_files import TOKENIZERS
 from tests.support.hash_app import byte_tokenizer
 from tests.text.strings import c_calls

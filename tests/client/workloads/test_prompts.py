@@ -14,7 +14,7 @@ from api.tgi.tokens import pieces_of
 from client.workloads.prompts import Words, embedded_words
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from embedded.vocabulary import load_embedded_encoding
+from models.embedded.vocabulary import load_embedded_encoding
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import runtime.budget
-from model import LoadOptions, ModelOptionError, load_model
-from runtime.budget import WeightMemoryError
+from model import LoadOptions, load_model
 from runtime.executor import Executor
+from seams import LoadError
 from tests.models.families import CONTEXT
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +53,7 @@ def test_memory_is_planned_for_the_limit_and_no_more_than_the_models_context(
     assert (whole.context, short.context) == (CONTEXT, 40)
     assert (whole.num_blocks, short.num_blocks) == (4 * 6, 4 * 3)
     assert short.info.parameters == whole.info.parameters
-    with pytest.raises(ModelOptionError, match=rf"is 97, .* has {CONTEXT} tokens"):
+    with pytest.raises(LoadError, match=rf"is 97, .* has {CONTEXT} tokens"):
         limited(CONTEXT + 1)
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_fit_is_refused_before_loading_with_the_sum(
 ) -> None:
     monkeypatch.setattr("model.load", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr(runtime.budget, "_available", lambda: (2**27, "on the machine"))
-    with pytest.raises(WeightMemoryError) as refused:
+    with pytest.raises(LoadError) as refused:
         load_model(LoadOptions("dynamic", MODEL, "cpu", dtype, 0, 2))
     assert f"needs {needed} GiB of memory: weights in {dtype} {weights} GiB" in str(refused.value)
     assert "0.12 GiB are available (on the machine)" in str(refused.value)

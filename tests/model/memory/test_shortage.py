@@ -15,10 +15,10 @@ import torch
 import torch.distributed
 
 from generate.modes import LayOut, padded, ragged
-from loading import LoadError, load_local_model
+from model import LoadOptions, load_model
 from model_server.config import ServeConfig
 from runtime.results import with_our_errors
-from seams import DeviceLostError, DeviceMemoryError
+from seams import DeviceLostError, DeviceMemoryError, LoadError
 from serving.config import Config
 from tests.bare import Bare
 from tests.model.peer import load
@@ -53,7 +53,7 @@ def test_a_model_without_memory_for_its_pool_is_not_served(
     config: type[Config | ServeConfig],
 ) -> None:
     with pytest.raises(LoadError, match="a smaller --kv-memory"):
-        load_local_model(config(mode="dynamic", device="cpu", kv_memory="999999999GiB"))
+        load_model(LoadOptions.of(config(mode="dynamic", device="cpu", kv_memory="999999999GiB")))
 
 
 @dataclass

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from generate.modes import LayOut, padded, ragged
-from model import LoadOptions, ModelOptionError, load_model
-from seams import Sampling, TokenLogprobs
+from model import LoadOptions, load_model
+from seams import LoadError, Sampling, TokenLogprobs
 from tests.bare import GREEDY, Bare
 from tests.model.peer import LogitsTap, load, without_kernel
 from tests.models.families import CONFIGS, VOCAB, logits_of, write_all
@@ -107,5 +107,5 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt_also_in_chunks(
 
 def test_gemma_in_float16_is_refused(checkpoints: dict[str, tuple[Path, Any]]) -> None:
     folder, _ = checkpoints["gemma3"]
-    with pytest.raises(ModelOptionError, match="its values exceed float16; allowed: auto"):
+    with pytest.raises(LoadError, match="its values exceed float16; allowed: auto"):
         load_model(LoadOptions("dynamic", str(folder), "cpu", "float16", 0, max_batch_size=2))

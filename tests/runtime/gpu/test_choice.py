@@ -14,7 +14,8 @@ from model import LoadOptions, load_model
 from models.gpt2 import GPT
 from models.part import Part
 from runtime.gpu import choice
-from runtime.gpu.choice import GPU, DeviceError, DeviceFacts, choose, look
+from runtime.gpu.choice import GPU, DeviceFacts, choose, look
+from seams import LoadError
 from tests.runtime.gpu.pretend import pretend_gpus
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # of torch 2.13 for CUDA 13.0
@@ -48,7 +49,7 @@ def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
     chosen = choose("auto", facts)
     assert chosen.device == torch.device("cpu")
     assert (chosen.unused_gpu is None) == (told is None)
-    with pytest.raises(DeviceError, match=r"; allowed here: auto, cpu$") as refused:
+    with pytest.raises(LoadError, match=r"; allowed here: auto, cpu$") as refused:
         choose("cuda", facts)
     for words in (chosen.unused_gpu or "", str(refused.value)):
         assert (told or "") in words
@@ -74,7 +75,7 @@ def test_a_gpu_has_an_index_and_each_rank_its_own_and_others_are_refused(
     if " " not in found:
         assert choose(name, TWO, part) == choice.Chosen(torch.device(found))
         return
-    with pytest.raises(DeviceError) as refused:
+    with pytest.raises(LoadError) as refused:
         choose(name, TWO, part)
     assert found in str(refused.value)
 

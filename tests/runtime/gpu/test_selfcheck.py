@@ -24,12 +24,12 @@ from model import LoadOptions, load_model
 from models.gpt2 import Attend
 from runtime.cache import KVPool, KVShape
 from runtime.gpu import selfcheck
-from runtime.gpu.choice import DeviceError
 from runtime.gpu.comparison import Heads, differs, replay_differs
 from runtime.gpu.paged import Packed, PagedAttention
 from runtime.gpu.selfcheck import Verdict, check
 from runtime.gpu.tuning import chosen
 from runtime.gpu.twins import draws_differ
+from seams import LoadError
 from tests.kernels.conftest import launched
 from tests.models.families import FAMILIES, write
 from tests.runtime.gpu.pretend import pretend_gpus
@@ -178,7 +178,7 @@ def test_a_model_with_more_query_heads_than_a_tile_holds_is_refused(
     config = FAMILIES["qwen3"]()
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = 71, 1, 64
     write(config, tmp_path)
-    with pytest.raises(DeviceError, match=r"71 query heads .* takes 64 at most .* --device cpu"):
+    with pytest.raises(LoadError, match=r"71 query heads .* takes 64 at most .* --device cpu"):
         load_model(LoadOptions("dynamic", str(tmp_path), "cuda", "bfloat16", 0, max_batch_size=2))
 
 

@@ -16,8 +16,8 @@ from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.part import Part
 from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
-from models.weights.source import CheckpointError
 from runtime.linear.quantised import INT8_LAYERS
+from seams import LoadError
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 TOKENS = torch.arange(16).view(1, -1)
@@ -120,5 +120,5 @@ def test_another_way_to_quantise_is_refused_by_name(
         within = within[name]
     within[place[-1]] = value
     change(folder, quantization_config=said)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(LoadError, match=message):
         load_checkpoint(folder)

@@ -22,15 +22,21 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from embedded.bpe import train_ranks
-from embedded.corpus import Corpus, read_corpus, stdlib_folder
-from embedded.evaluate import complete, stream_loss
-from embedded.report import Completed, Sample, machine, render, write_report
-from embedded.training import Settings, Training, encode_stream
-from embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
+from models.embedded.corpus import Corpus, read_corpus, stdlib_folder, train_ranks
+from models.embedded.report import (
+    Completed,
+    Sample,
+    complete,
+    machine,
+    render,
+    stream_loss,
+    write_report,
+)
+from models.embedded.training import Settings, Training, encode_stream
+from models.embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
 from models.weights.checkpoint import load_checkpoint, save_checkpoint
 
-STATE = FOLDER.parent / "data" / "embedded-training.pt"
+STATE = FOLDER.parents[1] / "data" / "embedded-training.pt"
 SAVE_EVERY_S = 120.0
 REPORTED_STEPS = 100  # over which the reported training loss is averaged
 

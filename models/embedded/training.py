@@ -18,14 +18,16 @@ import numpy as np
 import tiktoken
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from embedded.evaluate import ROWS, summed_loss
-from embedded.vocabulary import END_OF_TEXT
-from models.gpt2 import GPT, GPTConfig, init_weights
+from models.embedded.vocabulary import END_OF_TEXT
+from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 
 SMALLEST_VOCABULARY = 257  # the bytes and the special token
 MAY_BE_ZERO = {"seed", "weight_decay"}
+ROWS = 4  # rows in one forward: larger ones were slower here, since their buffers exceed the cache
+CHUNK = 512  # tokens whose logits exist at the same time: 8 MB at 4096 ids, again for the cache
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -93,6 +95,21 @@ def batch_at(stream: Tensor, step: int, settings: Settings) -> Tensor:
         start = offset + int(order[place]) * settings.context
         rows.append(stream[start : start + settings.context + 1])
     return torch.stack(rows)
+
+
+def summed_loss(network: GPT, tokens: Tensor) -> Tensor:
+    """tokens `[B, T + 1]` -> the sum over B x T predictions of the cross entropy, in nats."""
+    hidden = network(tokens[:, :-1], torch.arange(tokens.shape[1] - 1), causal_attention)
+    pairs = zip(
+        torch.split(hidden.flatten(0, 1), CHUNK),
+        torch.split(tokens[:, 1:].flatten(), CHUNK),
+        strict=True,
+    )
+    losses = [
+        F.cross_entropy(network.head(states).float(), targets, reduction="sum")
+        for states, targets in pairs
+    ]
+    return torch.stack(losses).sum()
 
 
 class Training:

@@ -1,16 +1,20 @@
-"""The training text of the embedded model: the running Python's own standard library.
+"""The training text of the embedded model, and the vocabulary that is found in it.
 
-Deterministic: the same Python gives the same files in the same order with the same split.
-Independent of tokens and networks.
+The text is the running Python's own standard library: the same Python gives the same files in the
+same order with the same split. The ranks are those of byte-level BPE (Sennrich et al., ACL '16).
 """
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from models.embedded.vocabulary import PATTERN, bytes_of_characters
 
 # Not part of Python, Python 2, machine-specific, or tables and generated text, not source.
 EXCLUDED_FOLDERS = {
@@ -67,3 +71,31 @@ def _sources(folder: Path) -> Iterator[tuple[str, str]]:
             continue
         if text.strip():
             yield relative.as_posix(), text
+
+
+def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
+    """Token bytes -> rank: the 256 bytes first, then merges in the order in which they were found.
+
+    ValueError if there is too little text for `size` ranks.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    byte_of = bytes_of_characters()
+    found = tokenizer.get_vocab()
+    tokens = [bytes(byte_of[c] for c in token) for token in sorted(found, key=found.__getitem__)]
+    merged = [token for token in tokens if len(token) > 1]
+    ranks = {token: rank for rank, token in enumerate([bytes([b]) for b in range(256)] + merged)}
+    if len(ranks) != size:
+        raise ValueError(f"the corpus yields {len(ranks)} tokens, not {size}: too little text")
+    return ranks

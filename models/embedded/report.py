@@ -1,6 +1,7 @@
-"""The results of a training run: `training.json`, and the part of `README.md` that quotes it.
+"""The results of a training run: its loss on other text, samples, `training.json`, and the part of
+`README.md` that quotes it.
 
-Only `train.py` writes them. Independent of how the network was trained.
+Only `train.py` writes them. Forward passes are plain ones, without a KV cache.
 """
 
 from __future__ import annotations
@@ -8,10 +9,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import tiktoken
 import torch
+from torch import Tensor
+
+from models.embedded.training import ROWS, summed_loss
+from models.gpt2 import GPT, causal_attention
 
 FIGURES_FILE = "training.json"
 README_FILE = "README.md"
@@ -112,3 +119,44 @@ def _render_sample(sample: Sample) -> str:
         f"Prompt `{json.dumps(sample.prompt)}`, {how}; prompt and completion:\n\n"
         f"````python\n{sample.prompt}{sample.completion}\n````\n"
     )
+
+
+@torch.inference_mode()
+def stream_loss(network: GPT, stream: Tensor) -> float:
+    """Mean cross entropy in nats of every token of `[N]` but the first.
+
+    The stream is cut into windows as long as the network's context, each predicted from its own
+    start, so early positions count as much as they do in short prompts.
+    """
+    total = sum(float(summed_loss(network, rows)) for rows in _windows(stream, network))
+    return total / (len(stream) - 1)
+
+
+def _windows(stream: Tensor, network: GPT) -> Iterator[Tensor]:
+    """Rectangles `[<= ROWS, context + 1]` that overlap by one token, which is only a target."""
+    length = network.config.context
+    whole = (len(stream) - 1) // length
+    if whole:
+        yield from torch.split(stream.unfold(0, length + 1, length)[:whole], ROWS)
+    if (len(stream) - 1) % length:
+        yield stream[whole * length :].unsqueeze(0)
+
+
+@torch.inference_mode()
+def complete(
+    network: GPT, encoding: tiktoken.Encoding, prompt: str, num_tokens: int, temperature: float
+) -> str:
+    """The text that follows `prompt`; temperature 0 is greedy, others draw with seed 0."""
+    generator = torch.Generator().manual_seed(0)
+    ids = encoding.encode_ordinary(prompt)
+    start = len(ids)
+    for _ in range(num_tokens):
+        row = torch.tensor([ids])
+        hidden = network(row, torch.arange(len(ids)), causal_attention)
+        logits = network.head(hidden[0, -1])
+        if temperature == 0:
+            ids.append(int(logits.argmax()))
+        else:
+            odds = (logits / temperature).softmax(-1)
+            ids.append(int(torch.multinomial(odds, 1, generator=generator)))
+    return encoding.decode(ids[start:])

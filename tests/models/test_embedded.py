@@ -11,11 +11,10 @@ import tiktoken
 import torch
 from transformers import GPT2LMHeadModel
 
-from embedded.evaluate import complete
-from embedded.report import README_FILE, read_report, render
-from embedded.train import train
-from embedded.training import Settings, Training
-from embedded.vocabulary import FOLDER, load_embedded_encoding
+from models.embedded.report import README_FILE, complete, read_report, render
+from models.embedded.train import train
+from models.embedded.training import Settings, Training
+from models.embedded.vocabulary import FOLDER, load_embedded_encoding
 from models.gpt2 import GPT, causal_attention
 from models.weights.checkpoint import load_checkpoint
 

@@ -1,0 +1,1 @@
+"""The small model that ships with the project: weights, vocabulary, and their training."""
