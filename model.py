@@ -29,7 +29,7 @@ from models.weights.loader import check as check_source
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import ROUNDED, WeightSource
 from runtime.allocator import returning_what_is_freed
-from runtime.attention import RectangleAttention, Spans, attention_kernel
+from runtime.attention import Flat, RectangleAttention, Spans, attention_kernel
 from runtime.budget import (
     asked_blocks,
     check_weights,
@@ -38,12 +38,13 @@ from runtime.budget import (
     worst_activation_bytes,
 )
 from runtime.cache import KVShape
-from runtime.executor import Executor, Guesses
+from runtime.executor import Executor
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check, check_heads
-from runtime.iteration import Flat, KnownSequence
+from runtime.iteration import Guesses
 from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
+from runtime.sequence import KnownSequence
 from runtime.shards import connect, join
 from seams import Columns, DeviceMemoryError, LoadError
 
@@ -267,7 +268,7 @@ class ServerModel(Executor):
         length, end = np.array(steps.counts), np.array(ends)
         begins, tables = np.array(steps.starts), [row.table for row in rows]
         spans = Spans(end - length, length, begins, tables)
-        return Flat(tokens, positions.ravel(), end, spans, attend)
+        return Flat(tokens, positions.ravel(), spans, end, attend)
 
 
 class DynamicBatchingServerModel(Executor):
@@ -295,4 +296,4 @@ class DynamicBatchingServerModel(Executor):
         firsts = ends - counts
         spans = Spans(firsts, counts, np.array(begins), tables)
         positions = np.arange(len(tokens)) + (spans.start - firsts).repeat(counts)
-        return Flat(tokens, positions, ends[own], spans)
+        return Flat(tokens, positions, spans, ends[own])

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_identity, attention_kernels
 from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
+from models.gpt2 import Attend
 from runtime.cache import BlockTable, KVPool, KVShape
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,17 @@ class Spans:
             return self
         tables = list(compress(self.tables, there.tolist()))
         return Spans(self.first[there], self.length[there], self.start[there], tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """An iteration of `N` positions on one axis."""
+
+    tokens: Sequence[int]  # [N]
+    positions: Counts  # [N]
+    spans: Spans
+    ends: Counts  # where each step's known tokens end; its drafts follow
+    attend: Attend | None = None  # None: the default of the device
 
 
 class RaggedAttention:

@@ -3,7 +3,7 @@
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
 which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
 computed within `start`; a GPU is given its work there, and its results are read in
-`Started.result` (runtime/results.py), while the next iteration may run already.
+`Iteration.result`, while the next iteration may run already.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,19 +22,18 @@ from torch import Tensor
 
 from models.names import RANDOM_PREFIX
 from models.networks import Network, count_parameters
-from runtime.attention import Counts, RaggedAttention, Span, Spans
+from runtime.attention import Flat, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
-from runtime.drafting.verification import Ahead, places
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
 from runtime.grammar.masks import masks_of
-from runtime.iteration import Flat, KnownSequence
+from runtime.iteration import Guesses, Iteration, ReadBack, with_our_errors
 from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.quantised import stored_kind
-from runtime.results import ReadBack, Started, with_our_errors
 from runtime.sampling.sampler import Sampler
-from runtime.sampling.scoring import Targets, flattened, score, score_all
+from runtime.sampling.scoring import score, score_all
+from runtime.sequence import KnownSequence
 from runtime.transfer import send
 from seams import Columns, Opening, Sampling, Step
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 # of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
 # the system maps new memory for each of them
 PASS_BYTES = 8 << 20
-
-Guesses = Mapping[int, Sequence[int]]  # drafts, by row of an iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,47 +58,6 @@ class ModelInfo:
     batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
     unused_gpu: str | None = None  # what of the machine's GPU is not used, and why
     speculate: int = 0  # most drafts of a row
-
-
-class Wanted(NamedTuple):
-    """What an iteration yields, beside keys and values."""
-
-    drawing: Sequence[int]  # rows for which tokens are drawn
-    known: Sequence[KnownSequence | Ahead]  # of each draw: with drafts, a row has several
-    kept: Counts  # places whose hidden states are needed, in ascending order
-    drawn: Counts  # of each draw, its place among those
-    prompts: Sequence[Targets]  # prompt tokens that are scored
-    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
-    also: Sequence[Counts]  # numbers that scoring needs on the device
-
-    @classmethod
-    def of(
-        cls, steps: Columns, rows: Sequence[KnownSequence], drafts: Guesses, ends: Counts
-    ) -> Wanted:
-        """`ends`: of each row on the axis, where its drafts begin."""
-        draws = drawing = list(compress(range(len(rows)), steps.draws))
-        known: list[KnownSequence | Ahead] = list(compress(rows, steps.draws))
-        if drafts:  # a row for each draw
-            draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
-            known = [
-                place
-                for i in drawing
-                for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
-            ]
-        asking = [i for i, row in enumerate(rows) if row.scores]
-        prompts = _prompts_to_score(asking, steps, rows, ends) if asking else []
-        last = ends[draws] - 1
-        if drafts:
-            last += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
-        kept = np.sort(last)
-        if prompts:
-            kept = np.unique(np.concatenate([last, *(targets.places for targets in prompts)]))
-        prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
-        scored = [i for i in asking if steps.draws[i] and rows[i].sampling.logprobs is not None]
-        also = flattened(prompts) if prompts else []
-        if scored and len(scored) < len(drawing):
-            also.append(np.flatnonzero(np.isin(draws, scored)))
-        return cls(drawing, known, kept, np.searchsorted(kept, last), prompts, scored, also)
 
 
 def passes(spans: Spans, tokens: int, most: int) -> Iterator[tuple[slice, Spans]]:
@@ -164,7 +120,7 @@ class Executor(ABC):
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler(kernel=bool(kernel))
-        self._started: Started | None = None
+        self._started: Iteration | None = None
         self._kernel = kernel
         widest_bytes = network.config.mlp_width * dtype.itemsize  # of a token, within an MLP
         self._pass_tokens = PASS_BYTES // widest_bytes
@@ -238,7 +194,7 @@ class Executor(ABC):
 
     @torch.inference_mode()
     @with_our_errors
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Started:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
         before, newest = self._started, None
         if before is not None:
@@ -255,46 +211,42 @@ class Executor(ABC):
         for i in compress(each, of.blocks):
             rows[i].table.extend(of.blocks[i])
         flat = self.lay_out(of, rows, drafts)
-        wanted = Wanted.of(of, rows, drafts, flat.ends)
-        hidden, logits, sent = self._run(flat, wanted, newest)
+        iteration = Iteration.of(before, start_s, of, rows, drafts, flat, self.device)
+        hidden, logits, sent = self._run(iteration, newest)
         found: list[Tensor] = []
         drawn: Tensor | None = None
-        if wanted.drawing:
+        if iteration.drawing:
             # a GPU computes the layers meanwhile; all cores of a CPU have done so
             constrained = [row for row in rows if row.matching is not None]
-            masks = masks_of(wanted.known, self.vocab_size) if constrained else None
+            masks = masks_of(iteration.known, self.vocab_size) if constrained else None
             learn = None if before is None or newest is None else before.result
-            drawn = self._sampler.draw(logits, wanted.known, masks, learn)
+            drawn = self._sampler.draw(logits, iteration.known, masks, learn)
             found.append(drawn)
-        if wanted.prompts:
-            most = max(targets.alternatives for targets in wanted.prompts)
+        if iteration.prompts:
+            most = max(targets.alternatives for targets in iteration.prompts)
             found += score_all(sent[0], sent[1], most, hidden, self.network.head, self.vocab_size)
-        if wanted.scored:
+        if iteration.scored:
             assert drawn is not None
-            most = max(rows[i].alternatives for i in wanted.scored)
+            most = max(rows[i].alternatives for i in iteration.scored)
             both = (logits, drawn)
-            if len(wanted.scored) < len(wanted.drawing):
+            if len(iteration.scored) < len(iteration.drawing):
                 both = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
             found += score(*both, most)
-        at = [start + n for start, n in zip(of.starts, of.counts, strict=True)]
-        self._started = Started(
-            self.device, before, rows=rows, places=at, positions=len(flat.tokens),
-            drawing=wanted.drawing, drafts=drafts, in_flight=drawn, prompts=wanted.prompts,
-            scored=wanted.scored, numbers=ReadBack(found, self.device), start_s=start_s,
-        )  # fmt: skip
-        self._started.expect()
+        iteration.launched(drawn, ReadBack(found, self.device))
+        self._started = iteration
         if self.gpu is None:
-            self._started.result()  # its duration ends here
-        return self._started
+            iteration.result()  # its duration ends here
+        return iteration
 
     def _run(
-        self, flat: Flat, wanted: Wanted, newest: Tensor | None
+        self, iteration: Iteration, newest: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states `[K, C]` of the places that are kept, logits `[draws, V]` after those of
-        them that are drawn from, and the numbers `also`, on the device."""
-        kept, drawn, also = wanted.kept, wanted.drawn, wanted.also
+        them that are drawn from, and the numbers `also`, on the device. `newest` `[draws]`: what
+        the iteration in flight draws; token -1 - j is its token j."""
         if self.gpu is not None:
-            return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans, newest, also)
+            return self.gpu(iteration, newest)
+        flat, kept, drawn = iteration.flat, iteration.kept, iteration.drawn
         if flat.attend is not None:
             parts = [(slice(0, len(flat.tokens)), flat.attend)]
         elif len(flat.tokens) <= self._pass_tokens:
@@ -310,6 +262,7 @@ class Executor(ABC):
             found.append(self.network(of_part, positions[part], attend, these))
         hidden = torch.cat(found)
         logits = self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
+        also = iteration.also
         return hidden, logits, send(also, self.device) if also else []
 
     @abstractmethod
@@ -326,21 +279,3 @@ def _free_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
-
-
-def _prompts_to_score(
-    asking: Sequence[int], steps: Columns, rows: Sequence[KnownSequence], ends: Counts
-) -> list[Targets]:
-    """Prompt tokens after the new positions that were not scored before."""
-    targets = []
-    for i in asking:
-        row = rows[i]
-        if row.sampling.prompt_logprobs is not None:
-            start, count = steps.starts[i], steps.counts[i]
-            first = max(start, row.scored) + 1
-            ahead = row.ids[first : min(start + count + 1, row.prompt_tokens)]
-            if ahead:
-                # the place before the first
-                at = int(ends[i]) - count + first - 1 - start
-                targets.append(Targets(i, first, at, ahead, row.sampling.prompt_logprobs))
-    return targets

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtime.drafting.lookup import Lookup
+from runtime.drafting import Lookup
 
 
 def recall(texts: Sequence[Sequence[int]], patch: pytest.MonkeyPatch, vocab_size: int) -> None:

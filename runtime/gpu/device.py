@@ -12,12 +12,13 @@ from torch import Tensor
 
 from kernels.gpu.paged import SPLIT_KEYS, queries_per_tile
 from models.networks import Network
-from runtime.attention import Span, Spans
+from runtime.attention import Flat, Span, Spans
 from runtime.cache import BlockTable, KVPool
 from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import Graphs, Ran, is_every, sources_of
 from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, sent_alone
 from runtime.gpu.tables import KeptTables, News
+from runtime.iteration import Iteration
 from runtime.transfer import Array, send
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ class Device:
         for tokens, spans in compared:
             new, start = len(tokens), spans[0].start
             positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
-            last = np.array([span.first + span.length - 1 for span in spans])
-            drawn = np.arange(len(spans))
-            packed, news = self._pack(tokens, positions, last, drawn, Spans.of(spans))
+            ends = np.array([span.first + span.length for span in spans])
+            flat = Flat(tokens, positions, Spans.of(spans), ends)
+            packed, news = self._pack(flat, ends - 1, np.arange(len(spans)))
             if len(spans) > 1:  # rows that share a block must not write to it
                 packed = replace(packed, slots=np.full_like(packed.slots, -1))
             ran = graphs(packed, newest, (), news)
@@ -117,19 +118,11 @@ class Device:
         PagedAttention(of, self._pool)(0, q, k, v)
 
     def __call__(
-        self,
-        tokens: Sequence[int],
-        positions: Array,
-        kept: Array,
-        drawn: Array,
-        spans: Spans,
-        newest: Tensor | None = None,
-        also: Sequence[Array] = (),
+        self, iteration: Iteration, newest: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Hidden states `[K, C]` of the places `kept`, logits `[draws, V]` after those of them at
-        `drawn`, and the numbers `also`, which are sent in the same copy. `newest` `[draws]`: what
-        the iteration in flight draws; token -1 - j is its token j."""
-        packed, news = self._pack(tokens, positions, kept, drawn, spans.present())
+        """As `Executor._run`. The numbers `also` are sent in the same copy as the others."""
+        drawn, also = iteration.drawn, iteration.also
+        packed, news = self._pack(iteration.flat, iteration.kept, drawn)
         ran = None if self.graphs is None else self.graphs(packed, newest, also, news)
         if ran is None:
             ran = self._eager(packed, newest, also, news)
@@ -143,13 +136,12 @@ class Device:
         blocks = -(-self._network.config.context // self._pool.shape.block_tokens)
         return KeptTables(count, blocks, self._pool.shape.device)
 
-    def _pack(
-        self, tokens: Sequence[int], positions: Array, kept: Array, drawn: Array, spans: Spans
-    ) -> tuple[Packed[Array], News]:
-        if len(spans) > len(self._tables):  # graphs, made for all rows there may be, read the old
-            self._tables, self.graphs = self._places(len(spans)), None
+    def _pack(self, flat: Flat, kept: Array, drawn: Array) -> tuple[Packed[Array], News]:
+        rows = len(flat.spans)
+        if rows > len(self._tables):  # graphs, made for all rows there may be, read the old
+            self._tables, self.graphs = self._places(rows), None
         size = self._pool.shape.block_tokens
-        return pack(tokens, positions, kept, drawn, spans, self._tables, size, self._tile_tokens)
+        return pack(flat, kept, drawn, self._tables, size, self._tile_tokens)
 
     def _eager(
         self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array], news: News

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, attend_rectangle
-from runtime.attention import Span, Spans
+from runtime.attention import Counts, Flat, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.tables import KeptTables, News
 from runtime.gpu.tuning import decode_launch
@@ -50,17 +50,11 @@ class Packed(Generic[Numbers]):
 
 
 def pack(
-    tokens: Sequence[int],
-    positions: Array,
-    kept: Array,
-    drawn: Array,
-    spans: Spans,
-    tables: KeptTables,
-    block_tokens: int,
-    tile_tokens: int,
+    flat: Flat, kept: Array, drawn: Array, tables: KeptTables, block_tokens: int, tile_tokens: int
 ) -> tuple[Packed[Array], News]:
-    """The iteration, and what it adds to the tables. `spans`: with new tokens each. `tile_tokens`:
-    tokens of a prompt that the kernel computes together."""
+    """The iteration, and what it adds to the tables. `tile_tokens`: tokens of a prompt that the
+    kernel computes together."""
+    spans = flat.spans.present()
     news = tables.news(spans.tables)
     rows = np.zeros((len(spans), 5), dtype=np.int32)
     first, count, length, begin, tile = rows.T
@@ -68,7 +62,7 @@ def pack(
     begin[:] = news.places * tables.width
     row, within = _counted(spans.length)
     position = spans.start[row] + within
-    slots = np.full(len(tokens), -1, dtype=np.int64)
+    slots = np.full(len(flat.tokens), -1, dtype=np.int64)
     in_block = tables.host[news.places[row], position // block_tokens].astype(np.int64)
     slots[spans.first[row] + within] = in_block * block_tokens + position % block_tokens
     single, prompts = np.flatnonzero(count == 1), np.flatnonzero(count > 1)
@@ -78,8 +72,8 @@ def pack(
     of, piece = _counted(-(-count[prompts] // tile_tokens))
     tiles = [(single[decoding], split), (prompts[of], piece * tile_tokens)]
     packed: Packed[Array] = Packed(
-        np.array(tokens, dtype=np.int32),
-        positions.astype(np.int32),
+        np.array(flat.tokens, dtype=np.int32),
+        flat.positions.astype(np.int32),
         kept.astype(np.int32),
         drawn.astype(np.int32),
         slots,
@@ -111,16 +105,14 @@ def arrays_of(packed: Packed[Array]) -> list[Array]:
 
 
 def sent_alone(
-    positions: Array, spans: Sequence[Span], shape: KVShape, tile_tokens: int
+    positions: Counts, spans: Sequence[Span], shape: KVShape, tile_tokens: int
 ) -> Packed[Tensor]:
     """An iteration for attention only, on the device of the pool's shape."""
-    columns, device = Spans.of(spans), shape.device
+    device = shape.device
     tables = KeptTables(len(spans), max(len(span.table.blocks) for span in spans), device)
     none = np.zeros(0, dtype=np.int64)
-    tokens = [0] * len(positions)
-    packed, news = pack(
-        tokens, positions, none, none, columns, tables, shape.block_tokens, tile_tokens
-    )
+    flat = Flat([0] * len(positions), positions, Spans.of(spans), none)
+    packed, news = pack(flat, none, none, tables, shape.block_tokens, tile_tokens)
     *sent, at, blocks = send([*arrays_of(packed), news.at, news.blocks], device)
     tables.keep(news, at, blocks)
     return Packed(*sent, tables.blocks, packed.singles, packed.splits, packed.shared)  # type: ignore[call-arg,arg-type]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.drafting.lookup import CANDIDATES, LEAST_MATCH, MOST_MATCH, Lookup
+from runtime.drafting import CANDIDATES, LEAST_MATCH, MOST_MATCH, Lookup
 from tests.examples import examples
 
 few_tokens = st.lists(st.integers(0, 3), max_size=60)

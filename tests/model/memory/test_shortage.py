@@ -17,7 +17,7 @@ import torch.distributed
 from generate.modes import LayOut, padded, ragged
 from model import LoadOptions, load_model
 from model_server.config import ServeConfig
-from runtime.results import with_our_errors
+from runtime.iteration import with_our_errors
 from seams import DeviceLostError, DeviceMemoryError, LoadError
 from serving.config import Config
 from tests.bare import Bare

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.attention import Span, Spans
+from runtime.attention import Flat, Span, Spans
 from runtime.cache import BlockTable
 from runtime.gpu.buckets import MIXED, Buckets, IterationLoad
 from runtime.gpu.graphs import load_of
@@ -77,7 +77,8 @@ def test_a_row_launches_programs_for_its_own_keys(
     spans = [Span(i, 1, keys[i] - 1, table) for i, table in enumerate(tables)]
     at = np.arange(len(keys))
     kept = KeptTables(len(keys), -(-5000 // BLOCK_TOKENS), torch.device("cpu"))
-    packed, _ = pack([0] * len(keys), at, at, at, Spans.of(spans), kept, BLOCK_TOKENS, TILE)
+    flat = Flat([0] * len(keys), at, Spans.of(spans), at)
+    packed, _ = pack(flat, at, at, kept, BLOCK_TOKENS, TILE)
     bucket = Buckets(256, 5000, TILE).fitting(load_of(packed))
     assert bucket is not None
     assert bucket.singles * KV_HEADS == launched

@@ -23,7 +23,7 @@ import runtime.transfer
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
 from models.gpt2 import GPT, GPTConfig
 from models.weights.checkpoint import open_source
-from runtime.drafting.lookup import Lookup
+from runtime.drafting import Lookup
 from runtime.executor import Executor
 from runtime.gpu.device import Device
 from runtime.gpu.graphs import Graphs

@@ -8,7 +8,7 @@ import pytest
 from runtime.grammar import matching as module
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
-from runtime.iteration import KnownSequence
+from runtime.sequence import KnownSequence
 from seams import Constraint, Opening, Sampling
 from tests.runtime.grammar.conftest import allowed, mask_of
 from tests.support.hash_app import byte_tokenizer
