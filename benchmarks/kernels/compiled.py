@@ -124,7 +124,7 @@ def launches(name: str, tried: bool) -> Iterator[tuple[str, Callable[[], object]
     penalties, whose scores are float32, if ``tried``."""
     import torch
 
-    from kernels.gpu import decoder, layers, sampling
+    from kernels.gpu import layers, sampling
     from kernels.gpu.attention import CANDIDATES, attend
 
     def some(*size: int, dtype: Any = torch.int32) -> Any:
@@ -139,7 +139,7 @@ def launches(name: str, tried: bool) -> Iterator[tuple[str, Callable[[], object]
     numbers = some(rows, dtype=torch.int64), some(rows, 5), some(256), some(12, 2)
     for launch in CANDIDATES if tried else CANDIDATES[:1]:
         form = f" ({launch.warps} warps, {launch.stages} stages)" if launch != CANDIDATES[0] else ""
-        yield form, partial(attend, q, k, v, keys, values, *numbers, 4, True, launch=launch)
+        yield form, partial(attend, q, k, v, keys, values, *numbers, 4, True, None, *launch)
 
     x, gain = some(rows, channels, dtype=dtype), some(channels, dtype=dtype)
     yield "", lambda: layers.add_norm(x, x, gain, gain, 1e-5)
@@ -149,12 +149,12 @@ def launches(name: str, tried: bool) -> Iterator[tuple[str, Callable[[], object]
         some(rows, shape.head_dim // 2, dtype=torch.float32),
     )
     head = weight[: shape.head_dim]
-    yield " (sum)", lambda: decoder.add_rms_norm(x, x, weight, 1e-5)
-    yield "", lambda: decoder.rms_norm(x, weight, 1e-5)
-    yield " (SiLU)", lambda: decoder.gated(x, False)
-    yield " (GELU)", lambda: decoder.gated(x, True)
-    yield "", lambda: decoder.rotate(q, k, turns, turns, None, None, 1e-5, 1.0)
-    yield " (norms)", lambda: decoder.rotate(q, k, turns, turns, head, head, 1e-5, 0.5)
+    yield " (sum)", lambda: layers.add_rms_norm(x, x, weight, 1e-5)
+    yield "", lambda: layers.rms_norm(x, weight, 1e-5)
+    yield " (SiLU)", lambda: layers.gated(x, False)
+    yield " (GELU)", lambda: layers.gated(x, True)
+    yield "", lambda: layers.rotate(q, k, turns, turns, None, None, 1e-5, 1.0)
+    yield " (norms)", lambda: layers.rotate(q, k, turns, turns, head, head, 1e-5, 0.5)
 
     wide = some(rows, -(-shape.vocab_size // 64) * 64, dtype=dtype)
     logits, ids = wide[:, : shape.vocab_size], some(rows, 1, dtype=torch.int64)

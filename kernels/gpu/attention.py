@@ -15,7 +15,7 @@ Decoding", Dao et al., 2023.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -221,7 +221,23 @@ def _keys_at_once(dtype: torch.dtype, padded: int, queries: int) -> int:
     return {16: 64, 32: 64, 64: 64 if queries <= 16 else 32}.get(padded, 16)
 
 
-def _launch(
+class Launch(NamedTuple):
+    """How the kernel for rows with a single new token runs. Results of two of these differ in
+    their last bits, so a process uses one."""
+
+    warps: int = 4
+    stages: int = 2
+
+
+# the default first; all of them fit into the GPUs that `benchmarks.kernels.compiled` knows
+CANDIDATES = (Launch(), Launch(4, 3), Launch(8, 2))
+
+
+@operator(
+    lambda q, *_, **__: torch.empty(q.shape, dtype=q.dtype, device=q.device),
+    changes=("keys", "values"),
+)
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -233,11 +249,23 @@ def _launch(
     tiles: Tensor,
     singles: int,
     splits: bool,
-    window: int | None,
-    warps: int,
-    stages: int,
-    shared: bool,
+    window: int | None = None,
+    warps: int = 4,
+    stages: int = 2,
+    shared: bool = False,
 ) -> Tensor:
+    """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
+    `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
+
+    int32: rows `[R, 5]`, each the flat index of its first token, its tokens, its keys, the new ones
+    included, where its blocks begin in `tables`, and the first of its tiles if it has a single
+    token; tiles `[T, 2]`, each a row and a number. Tiles of rows of a single token come first,
+    `singles` of them: one for each `SPLIT_KEYS` keys, up to `MOST_SPLITS`, numbered from 0; with
+    `splits`, some rows have several. Others have tiles of `queries_per_tile` over the query heads
+    that share a KV head; the number is that of the first token. A tile of a row without
+    tokens and keys computes nothing. `shared`: some rows are tokens of the same sequence, so that
+    one reads what another stores. `warps`, `stages`: of a `Launch`.
+    """
     tokens, heads, dim = q.shape
     _, block_tokens, kv_heads, _ = keys.shape
     group = heads // kv_heads
@@ -275,66 +303,3 @@ def _launch(
                 heads, dim, padded, window or 0, SPLIT_KEYS, MOST_SPLITS, together,
             )  # fmt: skip
     return out
-
-
-def _fake(q: Tensor, *_: object) -> Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
-
-_operator = operator(
-    "attend",
-    "(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor rows, "
-    "Tensor tables, Tensor tiles, int singles, bool splits, int? window, int warps, int stages, "
-    "bool shared) -> Tensor",
-    _launch,
-    _fake,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How the kernel for rows with a single new token runs. Results of two of these differ in
-    their last bits, so a process uses one."""
-
-    warps: int = 4
-    stages: int = 2
-
-
-# the default first; all of them fit into the GPUs that `benchmarks.kernels.compiled` knows
-CANDIDATES = (Launch(), Launch(4, 3), Launch(8, 2))
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    rows: Tensor,
-    tables: Tensor,
-    tiles: Tensor,
-    singles: int,
-    splits: bool,
-    window: int | None = None,
-    launch: Launch = Launch(),
-    *,
-    shared: bool = False,
-) -> Tensor:
-    """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
-    `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
-
-    int32: rows `[R, 5]`, each the flat index of its first token, its tokens, its keys, the new ones
-    included, where its blocks begin in `tables`, and the first of its tiles if it has a single
-    token; tiles `[T, 2]`, each a row and a number. Tiles of rows of a single token come first,
-    `singles` of them: one for each `SPLIT_KEYS` keys, up to `MOST_SPLITS`, numbered from 0; with
-    `splits`, some rows have several. Others have tiles of `queries_per_tile` over the query heads
-    that share a KV head; the number is that of the first token. A tile of a row without
-    tokens and keys computes nothing. `shared`: some rows are tokens of the same sequence, so that
-    one reads what another stores.
-    """
-    result: Tensor = _operator(
-        q, k, v, keys, values, slots, rows, tables, tiles, singles, splits, window,
-        launch.warps, launch.stages, shared,
-    )  # fmt: skip
-    return result

@@ -324,7 +324,10 @@ def _finish(tops, winners, tokens, ids, known, pieces, length, PIECES: tl.conste
     tl.store(known + at, count + 1)
 
 
-def _launch(
+@operator(
+    lambda scores, *_: scores.new_empty(len(scores), dtype=torch.int64), changes=("ids", "known")
+)
+def draw(
     scores: Tensor,
     seeds: Tensor,
     temperature: Tensor,
@@ -340,6 +343,9 @@ def _launch(
     by_mass: bool,
     by_typicality: bool,
 ) -> Tensor:
+    """scores `[R, V]`, settings of the rows `[R]`, and the tokens that they know, ids `[R, L]` and
+    known `[R]` -> the next ones `[R]`, known from then on. `noise`, `cuts`, `by_...`: whether a row
+    asks for it."""
     rows, size = scores.shape
     stride, device = scores.stride(0), scores.device
     pieces = triton.cdiv(size, PIECE)
@@ -381,17 +387,3 @@ def _launch(
     )  # fmt: skip
     _finish[(rows,)](tops, winners, tokens, ids, known, pieces, ids.shape[1], together, num_warps=1)
     return tokens
-
-
-def _fake(scores: Tensor, *_: object) -> Tensor:
-    return scores.new_empty(len(scores), dtype=torch.int64)
-
-
-draw = operator(
-    "draw",
-    "(Tensor scores, Tensor seeds, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
-    "Tensor typical_p, Tensor(a!) ids, Tensor(b!) known, bool noise, bool cuts, bool by_count, "
-    "bool by_mass, bool by_typicality) -> Tensor",
-    _launch,
-    _fake,
-)

@@ -3,6 +3,7 @@ products are fast for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,93 +22,46 @@ def adapt(network: Network, *, kernels: bool) -> None:
     _pad_head(network)
     if not kernels:
         return
+    from kernels.gpu import layers  # Triton is part of torch's CUDA build only
+
     for module in list(network.modules()):
         if isinstance(module, DecoderBlock):
-            module.rotation = TritonRotation(module)
+            module.rotation = TritonRotation(module.rotation.query_scale)
         for name, child in list(module.named_children()):
-            if isinstance(child, AddRMSNorm):
-                setattr(module, name, TritonAddRMSNorm(child))
-            elif isinstance(child, RMSNorm):
-                setattr(module, name, TritonRMSNorm(child))
-            elif isinstance(child, Gated):
-                setattr(module, name, TritonGated(child))
-            elif isinstance(child, AddNorm):
-                setattr(module, name, KernelAddNorm(child))
-            elif isinstance(child, GeluLinear) and child.approximate == "tanh":
-                setattr(module, name, KernelGeluLinear(child))
+            match child:
+                case AddRMSNorm():
+                    new = OneLaunch(layers.add_rms_norm, child.weight, child.eps)
+                case RMSNorm():
+                    new = OneLaunch(layers.rms_norm, child.weight, child.eps)
+                case Gated():
+                    new = OneLaunch(layers.gated, child.activation != "silu")
+                case AddNorm():
+                    new = OneLaunch(layers.add_norm, child.weight, child.bias, child.eps)
+                case GeluLinear() if child.approximate == "tanh":
+                    new = OneLaunch(layers.bias_gelu, child.bias, weight=child.weight)
+                case _:
+                    continue
+            setattr(module, name, new)
 
 
-class KernelAddNorm(nn.Module):
-    """An AddNorm in one launch."""
+class OneLaunch(nn.Module):
+    """A layer whose work is one operator over its inputs and these numbers; with a `weight`, after
+    the product with that."""
 
-    def __init__(self, norm: AddNorm) -> None:
+    def __init__(
+        self, operator: Callable[..., Any], *numbers: Any, weight: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self._operator, self._numbers, self._weight = operator, numbers, weight
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        from kernels.gpu.layers import add_norm  # Triton is part of torch's CUDA build only
-
-        found: tuple[Tensor, Tensor] = add_norm(x, y, self.weight, self.bias, self.eps)
-        return found
-
-
-class KernelGeluLinear(nn.Module):
-    """A GeluLinear whose bias and activation are one launch after the product."""
-
-    def __init__(self, linear: GeluLinear) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        from kernels.gpu.layers import bias_gelu
-
-        found: Tensor = bias_gelu(F.linear(x, self.weight), self.bias)
-        return found
-
-
-class TritonRMSNorm(nn.Module):
-    """An RMSNorm in one launch."""
-
-    def __init__(self, norm: RMSNorm) -> None:
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        from kernels.gpu.decoder import rms_norm
-
-        found: Tensor = rms_norm(x, self.weight, self.eps)
-        return found
-
-
-class TritonAddRMSNorm(TritonRMSNorm):
-    """An AddRMSNorm in one launch."""
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        from kernels.gpu.decoder import add_rms_norm
-
-        found: tuple[Tensor, Tensor] = add_rms_norm(x, y, self.weight, self.eps)
-        return found
-
-
-class TritonGated(nn.Module):
-    """A Gated in one launch."""
-
-    def __init__(self, gated: Gated) -> None:
-        super().__init__()
-        self.gelu = gated.activation != "silu"
-
-    def forward(self, x: Tensor) -> Tensor:
-        from kernels.gpu.decoder import gated
-
-        found: Tensor = gated(x, self.gelu)
-        return found
+    def forward(self, *x: Tensor) -> Any:
+        if self._weight is not None:
+            x = (F.linear(x[0], self._weight),)
+        return self._operator(*x, *self._numbers)
 
 
 class TritonRotation(Rotation):
     """A Rotation in one launch, in place."""
-
-    def __init__(self, block: DecoderBlock) -> None:
-        super().__init__(block.rotation.query_scale)
 
     def forward(
         self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
@@ -115,7 +69,7 @@ class TritonRotation(Rotation):
         """q `[N, heads, D]`, k `[N, kv_heads, D]`: views, the heads of a token side by side."""
         if turns is None or q.dim() != 3:
             return super().forward(q, k, turns, q_norm, k_norm)
-        from kernels.gpu.decoder import rotate
+        from kernels.gpu.layers import rotate
 
         weights = [None if norm is None else norm.weight for norm in (q_norm, k_norm)]
         rotate(q, k, *turns, *weights, 0.0 if q_norm is None else q_norm.eps, self.query_scale)

@@ -134,10 +134,11 @@ class PagedAttention:
             self._launch = decode_launch(q.shape[1], self._pool.shape)
         of = self._packed
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        return attend(
+        attended: Tensor = attend(
             q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.splits,
-            self._pool.shape.windows[layer], launch=self._launch, shared=of.shared,
+            self._pool.shape.windows[layer], *self._launch, of.shared,
         )  # fmt: skip
+        return attended
 
 
 class TwoCallAttention:

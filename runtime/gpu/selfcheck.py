@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 HANGS_S = 180.0
 FOLDER = Path(__file__).resolve().parents[2]
 SOURCES = (  # on which a result depends
-    *("kernels/gpu/attention.py", "kernels/gpu/decoder.py", "kernels/gpu/layers.py"),
+    *("kernels/gpu/attention.py", "kernels/gpu/layers.py"),
     *("kernels/gpu/sampling.py", "kernels/gpu/operators.py", "kernels/gpu/paged.py"),
     *("runtime/sampling/drawing.py", "runtime/sampling/sampler.py"),
     *("runtime/gpu/paged.py", "runtime/gpu/tuning.py", "runtime/gpu/twins.py"),

@@ -87,7 +87,7 @@ def attention(heads: int, shape: KVShape, launch: Launch) -> Callable[[], object
     tables = torch.arange(rows * each, device=device).int()
     tiles = torch.cartesian_prod(row, torch.arange(splits, device=device)).int()
     return lambda: attend(
-        q, k, v, keys, values, -one, layout, tables, tiles, len(tiles), True, launch=launch
+        q, k, v, keys, values, -one, layout, tables, tiles, len(tiles), True, None, *launch
     )
 
 

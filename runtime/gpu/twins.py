@@ -36,22 +36,21 @@ def others_differ(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def layers_differ(device: torch.device, dtype: torch.dtype) -> str | None:
     """What layers compute between matrix products, against float64."""
-    from kernels.gpu import decoder  # part of torch's CUDA build only
-    from kernels.gpu.layers import add_norm, bias_gelu
+    from kernels.gpu import layers  # part of torch's CUDA build only
 
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, ROWS, WIDTH, generator=random).to(device, dtype)
     gain, shift = torch.randn(2, WIDTH, generator=random).to(device, dtype)
-    summed, normed = add_norm(x, y, gain, shift, 1e-5)
+    summed, normed = layers.add_norm(x, y, gain, shift, 1e-5)
     exact = summed.double()
     expected = {
         "a sum": (summed, x.double() + y.double()),
         "a norm": (normed, F.layer_norm(exact, (WIDTH,), gain.double(), shift.double(), 1e-5)),
         "a GELU": (
-            bias_gelu(x, shift), F.gelu(x.double() + shift.double(), approximate="tanh")
+            layers.bias_gelu(x, shift), F.gelu(x.double() + shift.double(), approximate="tanh")
         ),
     }  # fmt: skip
-    expected |= _of_a_decoder(decoder, x, y, gain.float())
+    expected |= _of_a_decoder(layers, x, y, gain.float())
     for name, (found, by_torch) in expected.items():
         error = (found.double() - by_torch).abs() / by_torch.abs().clamp(min=1)
         worst = float(error.max())
