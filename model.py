@@ -43,7 +43,8 @@ from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check, check_heads
 from runtime.iteration import Guesses
-from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
+from runtime.linear.blocks import BlockEmbedding
+from runtime.linear.layers import BLOCK_LAYERS, INT8_LAYERS
 from runtime.sequence import KnownSequence
 from runtime.shards import connect, join
 from seams import Columns, DeviceMemoryError, LoadError
@@ -123,7 +124,7 @@ def load_model(options: LoadOptions) -> Executor:
         held = "int8" if stored is INT8_LAYERS else str(dtype).removeprefix("torch.")
         held = "4 to 8 bits" if stored is BLOCK_LAYERS else held
         check_weights(held_bytes(source, options.part, dtype, stored), held, shape)
-    embedding = block_embedding if stored is BLOCK_LAYERS else None
+    embedding = BlockEmbedding if stored is BLOCK_LAYERS else None
     network = load(source, options.part, dtype, stored, embedding)
     limit_context(network, context)
     kernel, graphs = None, options.graphs and options.part == WHOLE

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,19 +25,18 @@ from runtime.attention import Flat, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
-from runtime.grammar.masks import masks_of
+from runtime.grammar.grammars import Grammars
+from runtime.grammar.matching import masks_of
 from runtime.iteration import Guesses, Iteration, ReadBack, with_our_errors
 from runtime.layers import use_kernels
+from runtime.linear.blocks import BlockLinear
 from runtime.linear.choice import is_batch_invariant, pack_linears
-from runtime.linear.quantised import stored_kind
+from runtime.linear.layers import Int8Linear
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import score, score_all
 from runtime.sequence import KnownSequence
 from runtime.transfer import send
 from seams import Columns, Opening, Sampling, Step
-
-if TYPE_CHECKING:
-    from runtime.grammar.grammars import Grammars
 
 # of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
 # the system maps new memory for each of them
@@ -97,7 +95,8 @@ class Executor(ABC):
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)
-        kinds = Counter(kind for module in network.modules() if (kind := stored_kind(module)))
+        quantised = [m for m in network.modules() if isinstance(m, BlockLinear | Int8Linear)]
+        kinds: Counter[str] = Counter(module.kind for module in quantised)
         kernels: dict[str, str] = {}
         if kernel is None:
             kernels = pack_linears(network, invariant=speculate > 0)

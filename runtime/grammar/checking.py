@@ -36,10 +36,11 @@ NICENESS = 10  # the model comes first
 SHORT_S = 0.2  # what takes longer is done at the lowest priority
 LOWEST = 19
 MOST_IDS = 1 << 19
+SHOWN_CHARACTERS = 300  # of llguidance's message in ours
 
 
-class CheckError(Exception):
-    """The constraint is refused; the message says why."""
+class GrammarError(ValueError):
+    """A constraint that cannot be served; the message says why."""
 
 
 class Checker:
@@ -51,7 +52,7 @@ class Checker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, grammar: str) -> None:
-        """Raises CheckError for a grammar that cannot be compiled."""
+        """Raises GrammarError for a grammar that cannot be compiled."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
@@ -63,9 +64,9 @@ class Checker:
             process.stdin.flush()
             answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
-            raise CheckError("the process that checks it has ended")
+            raise GrammarError("the process that checks it has ended")
         if error := json.loads(answer):
-            raise CheckError(error)
+            raise GrammarError(short(error))
 
     def close(self) -> None:
         """Ends the process."""
@@ -95,6 +96,11 @@ def _end_own(process: subprocess.Popen[bytes], owner: int) -> None:
     process that is not its child."""
     if os.getpid() == owner:
         _end(process)
+
+
+def short(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "..."
 
 
 def limits_of(numbers: Sequence[int]) -> LLParserLimits:

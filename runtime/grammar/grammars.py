@@ -15,17 +15,17 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, LifoQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from runtime.grammar.checking import LOWEST, NICENESS, SHORT_S, Checker, CheckError, limits_of
-from runtime.grammar.vocabulary import Loaded, Vocabulary
+from runtime.grammar.checking import LOWEST, NICENESS, SHORT_S, Checker, limits_of, short
+from runtime.grammar.checking import GrammarError as GrammarError
 from seams import Constraint
 
 if TYPE_CHECKING:  # a model also runs where llguidance is not installed
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 AT_ONCE = 2  # that are compiled
@@ -34,7 +34,6 @@ MOST_CHARACTERS = 2**18  # of a constraint: its text is read with the interprete
 KEPT = 1024  # compiled constraints, more if requests need them,
 KEPT_CHARACTERS = 2**21  # and fewer if their texts are long; each may take 200 bytes
 ROOM = 4  # times a text's length that needed ones must leave: a few long ones never take it all
-SHOWN_CHARACTERS = 300  # of llguidance's message in ours
 MOST_FORCED_BYTES = 2**13  # at once: they become tokens between two iterations
 
 # json.dumps writes JSON like this; free whitespace lets small models write nothing else
@@ -47,14 +46,81 @@ JSON_OPTIONS: JsonCompileOptions = {
 # some 4 ms of lexing and 1 ms of parsing for a mask, a quarter of what the library allows; states
 LIMITS = 50_000, 20_000, 50_000
 
-
-class GrammarError(ValueError):
-    """A constraint that cannot be served; the message says why."""
+# Where a mask allows all tokens of such a form, they are not looked at one by one. Of llguidance's
+# own, none is a part of what a pattern of letters or digits allows, nor of an email address.
+SLICES = "[a-zA-Z ]{1,10}", "[a-zA-Z0-9]{1,10}"
 
 
 class GrammarsBusyError(Exception):
     """Other constraints are being compiled, and this one has waited for long; or those that
     requests need leave no room for it."""
+
+
+class Vocabulary(Protocol):
+    """A text.tokenizer.Tokenizer."""
+
+    @property
+    def end_ids(self) -> Collection[int]: ...
+
+    @property
+    def special_ids(self) -> Mapping[str, int]: ...
+
+    @property
+    def spellings(self) -> Sequence[bytes]: ...  # of all ids; empty where there is no token
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class _Spelled:
+    """A vocabulary as llguidance's TokenizerWrapper takes it."""
+
+    def __init__(self, vocabulary: Vocabulary, ends: Sequence[int]) -> None:
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        self.tokens = list(vocabulary.spellings)
+        self.special_token_ids = sorted({*ends, *vocabulary.special_ids.values()})
+        self._encode = vocabulary.encode
+        self.greedily: Callable[[str], list[int]] = lambda _: []
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens with exactly these bytes. Some vocabularies put a space before a text; behind a
+        line's end they do not."""
+        wanted = text.encode()
+        if self._bytes(ids := self._encode(text)) == wanted:
+            return ids
+        ids, at = self._encode("\n" + text), 0
+        while ids and at < 3:
+            at += 1
+            if self._bytes(ids[at:]) == wanted:
+                return ids[at:]
+        return self.greedily(text)
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join([self.tokens[token] for token in ids])
+
+
+class Loaded(NamedTuple):
+    """A vocabulary, for llguidance."""
+
+    ends: list[int]
+    mask_bytes: int
+    tokenizer: LLTokenizer | None  # None: there are no ends
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Loaded:
+        """Special tokens are no part of any text that a grammar describes by its characters."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        # a model's files may name ends for which its vocabulary has no token
+        ends = sorted(end for end in vocabulary.end_ids if end < len(vocabulary.spellings))
+        mask_bytes = 4 * -(-len(vocabulary.spellings) // 32)
+        if not ends:
+            return cls(ends, mask_bytes, None)
+        spelled = _Spelled(vocabulary, ends)
+        slices = [*LLTokenizer.general_slices(), *SLICES]
+        tokenizer = LLTokenizer(TokenizerWrapper(spelled), eos_token=ends, slices=slices)
+        spelled.greedily = tokenizer.greedy_tokenize
+        return cls(ends, mask_bytes, tokenizer)
 
 
 class Compiled(NamedTuple):
@@ -171,8 +237,8 @@ class Grammars:
         start_s = time.monotonic()
         try:
             checker.check(_text_of(constraint))
-        except CheckError as error:
-            future.set_exception(GrammarError(short(str(error))))
+        except GrammarError as error:
+            future.set_exception(error)
         except Exception as error:
             future.set_exception(GrammarError(f"it cannot be compiled: {short(str(error))}"))
         else:
@@ -264,8 +330,3 @@ def forced_bytes(matcher: LLMatcher) -> int:
     if count > MOST_FORCED_BYTES:
         raise GrammarError(f"it forces {count} bytes at once; allowed: up to {MOST_FORCED_BYTES}")
     return count
-
-
-def short(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "..."

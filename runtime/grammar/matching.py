@@ -1,19 +1,22 @@
-"""A sequence's place in its grammar."""
+"""A sequence's place in its grammar, and the masks of a batch."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from runtime.grammar.grammars import GrammarError, Grammars, forced_bytes, short
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.grammar.checking import GrammarError, short
+from runtime.grammar.grammars import Grammars, forced_bytes
 from seams import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-__all__ = ["GrammarError", "Matching", "MatchingAhead"]
 
 # most CPU time for a request's masks: the first ones teach its lexer. Of 10,000 schemas of
 # JSONSchemaBench, llguidance's authors report a mean of 0.05 ms
@@ -41,7 +44,7 @@ class Matching:
         self._matcher = self._compiled.matcher.deep_copy()
         self._ends, self.mask_bytes = grammars.loaded.ends, grammars.loaded.mask_bytes
         if generated:
-            self._take(generated)
+            self.accept(generated)
 
     def fill(self, address: int) -> None:
         """Writes the next token's mask, a bit for each of the vocabulary's ids."""
@@ -83,33 +86,26 @@ class Matching:
             places.append(MatchingAhead(self, matcher))
         return places
 
-    def accept(self, drafts: Sequence[int]) -> None:
-        """Takes drafts that were drawn. Nothing is forced behind them."""
-        self._take(drafts)
-
     def take(self, token: int, *, alone: bool) -> list[int]:
         """Takes a drawn token. Returns it, and unless `alone` those that the grammar forces behind
         it, which are taken, too."""
         tokens = [token]
-        self._take(tokens)
+        self.accept(tokens)
         if alone or self.error is not None or token in self._ends:
             return tokens
-        if forced := self._forced():
-            self._take(forced)
-            tokens += forced
-        if len(self._ends) == 1 and self._matcher.is_stopped() and self.error is None:
-            tokens += self._ends
-            self._take(self._ends)
-        return tokens
-
-    def _forced(self) -> list[int]:
         try:
-            return _forced_by(self._matcher)
+            if forced := _forced_by(self._matcher):
+                self.accept(forced)
+                tokens += forced
         except GrammarError as error:
             self.error = str(error)
-            return []
+        if len(self._ends) == 1 and self._matcher.is_stopped() and self.error is None:
+            tokens += self._ends
+            self.accept(self._ends)
+        return tokens
 
-    def _take(self, tokens: Sequence[int]) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Takes tokens that were drawn. Nothing is forced behind them."""
         self._taken += tokens
         if not self._advance(tokens) and not self._begin_again():
             self._note()
@@ -168,3 +164,29 @@ class MatchingAhead:
         self._matcher.unsafe_compute_mask_ptr(address, self._of.mask_bytes)
         self.failed = self._matcher.is_error()
         self._of.spend(time.thread_time() - start_s)
+
+
+class ConstrainedRow(Protocol):
+    @property
+    def matching(self) -> Matching | MatchingAhead | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    places: NDArray[np.int64]  # [R] of each row's mask; -1: it has none
+    bits: NDArray[np.int32]  # [M, ceil(V / 32)], bit i % 32 of word i // 32 is token i
+
+
+def masks_of(rows: Sequence[ConstrainedRow], vocab_size: int) -> Masks | None:
+    """None if no row has a constraint. What is beyond the vocabulary, where the network is wider,
+    stays forbidden."""
+    own = [(i, row.matching) for i, row in enumerate(rows) if row.matching is not None]
+    if not own:
+        return None
+    bits = np.zeros((len(own), -(-vocab_size // 32)), np.int32)
+    places = np.full(len(rows), -1)
+    address, row_bytes = bits.ctypes.data, bits.strides[0]
+    for k, (i, matching) in enumerate(own):
+        places[i] = k
+        matching.fill(address + k * row_bytes)
+    return Masks(places, bits)

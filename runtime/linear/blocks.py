@@ -5,8 +5,8 @@ minimum m; scales and minima are float16. A weight is d (n - 8) in Q4_0, d n + m
 Q8_0. The layouts in a file are those of llama.cpp's `ggml-common.h`.
 
 In memory the same bytes lie in panels of 16 outputs, as the kernels of `kernels/linear/blocks.h`
-read them. Nothing is kept twice: the embedding that shares
-the head's weights reads its rows from the same panels.
+read them. Nothing is kept twice: the embedding that shares the head's weights reads its rows from
+the same panels.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class BlockEmbedding(nn.Module):
 
     panels: Tensor
 
-    def __init__(self, linear: BlockLinear, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Module, dtype: torch.dtype) -> None:
+        assert isinstance(linear, BlockLinear)
         super().__init__()
         self.kind, self.dtype = linear.kind, dtype
         self.num_embeddings, self.embedding_dim = linear.out_features, linear.in_features

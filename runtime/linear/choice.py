@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,50 +49,29 @@ def pack_linears(network: nn.Module, *, invariant: bool = False) -> dict[str, st
     their names by shape. `invariant`: by batch invariant ones where there are any."""
     if next(network.parameters()).device.type != "cpu":
         return {}
-    places = [
-        _Place(module, name, child, precision)
+    layers = [
+        (module, name, child, precision, (child.in_features, child.out_features))
         for module in network.modules()
         for name, child in module.named_children()
         if isinstance(child, AnyLinear) and (precision := precision_of(child)) is not None
     ]
-    available, chosen = {}, {}
-    for precision in dict.fromkeys(place.precision for place in places):
-        available[precision] = {variant.name: variant for variant in variants(precision)}
-        shapes = [place.shape for place in places if place.precision == precision]
-        chosen[precision] = choose(precision, shapes, invariant=invariant)
-    names = agreed(
-        [
-            KernelOffer(
-                chosen[p.precision][p.shape].name, list(_allowed(available[p.precision], invariant))
-            )
-            for p in places
-        ]
-    )
+    shapes: dict[Precision, list[Shape]] = {}
+    for *_, precision, shape in layers:
+        shapes.setdefault(precision, []).append(shape)
+    chosen = {of: choose(of, all_, invariant=invariant) for of, all_ in shapes.items()}
+    allowed = {of: _allowed(of, invariant) for of in shapes}
+    offers = [KernelOffer(chosen[of][shape].name, list(allowed[of])) for *_, of, shape in layers]
     found: dict[str, str] = {}
-    for name in names:
-        place = places.pop(0)  # a layer's own weights are freed before the next is packed
-        setattr(place.module, place.name, available[place.precision][name].make(place.linear))
-        found[_key(place.shape)] = f"{place.precision} {name}"
+    for variant in agreed(offers):
+        # a layer's own weights are freed before the next is packed
+        module, name, linear, precision, shape = layers.pop(0)
+        setattr(module, name, allowed[precision][variant].make(linear))
+        found[_key(shape)] = f"{precision} {variant}"
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A layer and its place in a network."""
-
-    module: nn.Module
-    name: str
-    linear: AnyLinear
-    precision: Precision
-
-    @property
-    def shape(self) -> Shape:
-        return self.linear.in_features, self.linear.out_features
-
-
-@dataclass(frozen=True, slots=True)
-class KernelOffer:
+class KernelOffer(NamedTuple):
     """For one layer: the variant that a rank would take, and all that it has."""
 
     chosen: str
@@ -106,13 +85,12 @@ def agreed(offers: Sequence[KernelOffer]) -> list[str]:
         return [offer.chosen for offer in offers]
     ranks: list[Sequence[KernelOffer]] = [()] * dist.get_world_size()
     dist.all_gather_object(ranks, offers)
-    return [common(layer) for layer in zip(*ranks, strict=True)]
-
-
-def common(offers: Sequence[KernelOffer]) -> str:
-    """Of one layer, by rank. Every rank has torch's own."""
-    shared = set[str].intersection(*(set(offer.available) for offer in offers))
-    return next((offer.chosen for offer in offers if offer.chosen in shared), "torch")
+    found = []
+    for layer in zip(*ranks, strict=True):
+        shared = set[str].intersection(*(set(offer.available) for offer in layer))
+        # every rank has torch's own
+        found.append(next((offer.chosen for offer in layer if offer.chosen in shared), "torch"))
+    return found
 
 
 def is_batch_invariant(kernels: dict[str, str]) -> bool:
@@ -127,7 +105,8 @@ def is_batch_invariant(kernels: dict[str, str]) -> bool:
     return bool(kernels) and exact.issuperset(kernels.values())
 
 
-def _allowed(available: dict[str, Variant], invariant: bool) -> dict[str, Variant]:
+def _allowed(precision: Precision, invariant: bool) -> dict[str, Variant]:
+    available = {variant.name: variant for variant in variants(precision)}
     exact = {name: variant for name, variant in available.items() if variant.batch_invariant}
     return exact if invariant and exact else available
 
@@ -137,9 +116,9 @@ def choose(
 ) -> dict[Shape, Variant]:
     """The variant for each shape, read from the file of earlier choices or measured. `invariant`:
     as of `pack_linears`."""
-    offered = {variant.name: variant for variant in variants(precision)}
-    available = dict(_allowed(offered, invariant))
-    kind = precision if len(available) == len(offered) else f"{precision}-invariant"
+    available = _allowed(precision, invariant)
+    is_all = len(available) == len(variants(precision))
+    kind = precision if is_all else f"{precision}-invariant"
     if precision in FORMATS and len(available) > 1:
         del available["torch"]  # unpacks all weights in each call, so it is always the slowest
     by_key = {_key(shape): shape for shape in shapes}

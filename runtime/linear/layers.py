@@ -20,18 +20,17 @@ from torch.nn import functional as F
 
 from kernels import linear_kernel
 from models.gpt2 import GeluLinear
+from models.weights.loader import StoredLayers
 from models.weights.rounding import quantise_int8
+from models.weights.source import Raw
 from runtime.linear.blocks import KINDS, BlockKind, BlockLinear
 
 Precision = Literal["float32", "bfloat16", "int8"] | BlockKind  # of a layer's weights
-EXACT: tuple[Precision, ...] = (
-    "int8",
-    *KINDS,
-)  # sums in integers: plain layers are batch invariant
+# sums in integers: plain layers are batch invariant
+EXACT: tuple[Precision, ...] = ("int8", *KINDS)
 LEAST = 1e-30  # a row of smaller inputs counts as zeros, as in kernels/linear/linear.h
-GROUP = (
-    32  # outputs whose weights are stored together: two panels of 16, as in kernels/linear/linear.h
-)
+# outputs whose weights are stored together: two panels of 16, as in kernels/linear/linear.h
+GROUP = 32
 
 
 class Int8Linear(nn.Module):
@@ -42,6 +41,7 @@ class Int8Linear(nn.Module):
     float32, whatever the type of the network's inputs.
     """
 
+    kind: Literal["int8"] = "int8"
     weight: Tensor
     scale: Tensor
 
@@ -81,12 +81,22 @@ class Int8Linear(nn.Module):
 AnyLinear = nn.Linear | Int8Linear | BlockLinear
 
 
+def _int8_layer(empty: nn.Linear, raw: Raw, bias: Tensor | None) -> Int8Linear:
+    assert raw.scale is not None
+    return Int8Linear(empty, raw.data, raw.scale, bias)
+
+
+# by the type of the weights that a network holds
+INT8_LAYERS: StoredLayers = {"int8": _int8_layer}
+BLOCK_LAYERS: StoredLayers = dict.fromkeys(
+    KINDS, lambda _, raw, bias: BlockLinear.of(raw.kind, raw.data, bias)
+)
+
+
 def precision_of(linear: AnyLinear) -> Precision | None:
     """None if there are no kernels for it."""
-    if isinstance(linear, BlockLinear):
+    if isinstance(linear, BlockLinear | Int8Linear):
         return linear.kind
-    if isinstance(linear, Int8Linear):
-        return "int8"
     names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
     return names.get(linear.weight.dtype)
 

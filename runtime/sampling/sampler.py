@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels import sampling_library
-from runtime.grammar.masks import Masks
+from runtime.grammar.matching import Masks
 from runtime.sampling.drawing import Allowed, Asked, Drawing, KnownTokens, Wants
 from runtime.transfer import send
 from seams import Opening, Sampling

@@ -18,8 +18,8 @@ from models.weights.gguf import GGUFSource
 from models.weights.loader import held_bytes, load
 from models.weights.source import CHUNK_VALUES
 from runtime.cache import BlockTable
-from runtime.linear.blocks import BlockLinear
-from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
+from runtime.linear.blocks import BlockEmbedding, BlockLinear
+from runtime.linear.layers import BLOCK_LAYERS
 from seams import LoadError
 from tests.models.families import _BASE, FAMILIES, logits_of, write
 from tests.models.gguf_files import finish, write_gguf
@@ -74,7 +74,7 @@ def test_every_type_of_weights_gives_the_logits_of_its_values(kind: str, tmp_pat
 def kept(path: Path) -> Any:
     """Weights stay as they are stored. Types that no layer computes become 8 bits with a scale for
     each 32 inputs."""
-    return load(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, block_embedding)
+    return load(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, BlockEmbedding)
 
 
 def rounded(weights: torch.Tensor) -> torch.Tensor:

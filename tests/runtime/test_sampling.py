@@ -23,7 +23,7 @@ from transformers import (
 
 import runtime.sampling.scoring
 from kernels import sampling_library
-from runtime.grammar.masks import Masks
+from runtime.grammar.matching import Masks
 from runtime.sampling.drawing import gumbel, keys, truncated
 from runtime.sampling.sampler import Known, Sampler, allowed_of, asked_of, drawing_of
 from runtime.sampling.scoring import Targets, flattened, logprobs_by_row, score_all

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, F
 
 from api.http.errors import invalid, show
 from api.openai.fields.messages import MOST_DEPTH, Filled, nested_deeper
+from runtime.grammar.constraints import enforceable
 from runtime.grammar.grammars import GrammarError
-from runtime.grammar.schemas import enforceable
 from seams import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm

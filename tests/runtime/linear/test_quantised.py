@@ -16,7 +16,7 @@ from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.part import Part
 from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
-from runtime.linear.quantised import INT8_LAYERS
+from runtime.linear.layers import INT8_LAYERS
 from seams import LoadError
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
