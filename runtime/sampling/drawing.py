@@ -46,30 +46,13 @@ class Asked:
 class Wants:
     """What is asked for by at least one row."""
 
-    penalties: bool = True
-    edits: bool = True
-    noise: bool = True
-    cuts: bool = True  # of any kind, by a row that draws with noise
-    top_k: bool = True  # a cut by it, as of the next two
-    top_p: bool = True
-    typical: bool = True
-
-
-EVERYTHING = Wants()
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTokens:
-    """The known tokens of each row."""
-
-    ids: Tensor  # [R, L] int64, padded with any id of the row; without penalties L may be 1
-    known: Tensor  # [R] int64
-
-    def append(self, tokens: Tensor) -> None:
-        """Appends one token `[R]` to each row, in place."""
-        place = self.known.clamp(max=self.ids.shape[1] - 1)
-        self.ids.scatter_(1, place[:, None], tokens[:, None])
-        self.known.add_(1)
+    penalties: bool
+    edits: bool
+    noise: bool
+    cuts: bool  # of any kind, by a row that draws with noise
+    top_k: bool  # a cut by it, as of the next two
+    top_p: bool
+    typical: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +78,9 @@ class Drawing:
     """How the rows of a batch draw."""
 
     asked: Asked
-    history: KnownTokens
-    wants: Wants = EVERYTHING
+    wants: Wants
+    ids: Tensor  # [R, L] int64: known tokens, padded with any of the row; without penalties L is 1
+    known: Tensor  # [R] int64: how many are known
     allowed: Allowed | None = None
 
     def draw(self, logits: Tensor) -> Tensor:
@@ -105,6 +89,12 @@ class Drawing:
         # torch.max also returns the first of equals; it took 2.2 ms, argmax 10.5 (64 x 50257
         # bfloat16, one core)
         return self.scores(logits).max(-1).indices
+
+    def append(self, tokens: Tensor) -> None:
+        """Appends one token `[R]` to each row's, in place."""
+        place = self.known.clamp(max=self.ids.shape[1] - 1)
+        self.ids.scatter_(1, place[:, None], tokens[:, None])
+        self.known.add_(1)
 
     def scores(self, logits: Tensor) -> Tensor:
         """The scores `[R, V]`; the token of a row is the one with the largest."""
@@ -115,8 +105,8 @@ class Drawing:
         noisy = temperature > 0
         kept = scores / torch.where(noisy, temperature, 1.0)
         if self.wants.cuts:
-            kept = truncated(kept, self.asked, self.wants)
-        noise = gumbel(keys(self.asked.seeds, self.history.known), logits.shape[-1])
+            kept = truncated(kept, self.asked, typical=self.wants.typical)
+        noise = gumbel(keys(self.asked.seeds, self.known), logits.shape[-1])
         return torch.where(noisy, kept + noise, scores)
 
     def shaped(self, logits: Tensor) -> Tensor:
@@ -127,30 +117,30 @@ class Drawing:
         `transformers`. Presence and frequency: OpenAI's API reference, over generated tokens:
         logit - frequency_penalty * count - presence_penalty * (count > 0).
         """
-        asked, history, wants = self.asked, self.history, self.wants
+        asked, ids, wants = self.asked, self.ids, self.wants
         if not (wants.penalties or wants.edits or self.allowed is not None):
             return logits
         # rows side by side, one row as well: Triton compiles a kernel for how they are aligned
         scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        known = history.known[:, None]
+        known = self.known[:, None]
         if wants.penalties:
-            place = torch.arange(history.ids.shape[1], device=logits.device)
+            place = torch.arange(ids.shape[1], device=logits.device)
             generated = (place >= asked.prompt[:, None]) & (place < known)
             counts = torch.zeros(scores.shape, dtype=torch.int32, device=logits.device)
-            counts.scatter_add_(1, history.ids, generated.int())
-            count = counts.gather(1, history.ids)
-            named = scores.gather(1, history.ids)
+            counts.scatter_add_(1, ids, generated.int())
+            count = counts.gather(1, ids)
+            named = scores.gather(1, ids)
             rate = asked.repetition[:, None]
             named = torch.where(named < 0, named * rate, named / rate)
             named -= count * asked.frequency[:, None] + (count > 0) * asked.presence[:, None]
-            scores.scatter_(1, history.ids, named)  # a token named twice has the same value twice
+            scores.scatter_(1, ids, named)  # a token named twice has the same value twice
         if wants.edits:
             gains = torch.where(known < asked.until, asked.gains, 0.0)
             scores.scatter_add_(1, asked.edited, gains)
         return scores if self.allowed is None else self.allowed.only(scores)
 
 
-def truncated(scores: Tensor, asked: Asked, wants: Wants = EVERYTHING) -> Tensor:
+def truncated(scores: Tensor, asked: Asked, *, typical: bool = True) -> Tensor:
     """Scores `[R, V]`, -inf outside of `min_p`, then `top_k`, then `top_p`, then `typical_p`. Of
     equal tokens the lower id comes first.
 
@@ -159,7 +149,7 @@ def truncated(scores: Tensor, asked: Asked, wants: Wants = EVERYTHING) -> Tensor
     Degeneration", ICLR '20) is the smallest set of best tokens whose probabilities reach top_p. The
     typical set (Meister et al., "Locally Typical Sampling", TACL '23) is the smallest set of mass
     typical_p whose surprise is closest to the entropy. The mass of each set is relative to what the
-    sets before it kept.
+    sets before it kept. `typical`: whether a row asks for it.
     """
     least = scores.max(-1, keepdim=True).values + asked.min_p[:, None].log()
     ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
@@ -167,7 +157,7 @@ def truncated(scores: Tensor, asked: Asked, wants: Wants = EVERYTHING) -> Tensor
     ordered = ordered.masked_fill(out | (ordered < least), -torch.inf)
     ordered = _first(ordered, ordered.softmax(-1), asked.top_p)
     scores = torch.empty_like(scores).scatter_(1, ids, ordered)
-    if not wants.typical:
+    if not typical:
         return scores
     log_p = scores.log_softmax(-1)
     p = log_p.exp()

@@ -20,13 +20,17 @@ from torch import Tensor
 
 from kernels import sampling_library
 from runtime.grammar.matching import Masks
-from runtime.sampling.drawing import Allowed, Asked, Drawing, KnownTokens, Wants
+from runtime.sampling.drawing import Allowed, Asked, Drawing, Wants
 from runtime.transfer import send
 from seams import Opening, Sampling
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw
-
+# of `Sampling`, in the order of `Asked`
+RATES = (
+    *("temperature", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 # one of each kind: by whether a batch draws with noise, truncates, and changes its logits before
 KINDS = [
@@ -123,14 +127,14 @@ class StagedBatch:
 
     def skip_to(self, known: Sequence[int]) -> None:
         """The rows know so many tokens now."""
-        here = self._drawing.history.known
+        here = self._drawing.known
         (there,) = send([np.array(known)], here.device)
         here.copy_(there)
 
     def draw(self, logits: Tensor, masks: Masks | None = None) -> Tensor:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
         self.left -= 1
-        drawing, history = self._drawing, self._drawing.history
+        drawing = self._drawing
         kernel = None if self._triton else _kernel(logits.dtype, logits.device.type)
         if kernel is None:
             if masks is not None:
@@ -138,7 +142,7 @@ class StagedBatch:
             if self._triton:
                 return _by_triton(drawing, logits)
             tokens = drawing.draw(logits)
-            history.append(tokens)
+            drawing.append(tokens)
             return tokens
         logits = logits.contiguous()
         tokens = torch.empty(len(logits), dtype=torch.int64)
@@ -147,7 +151,7 @@ class StagedBatch:
             of_masks = masks.bits.ctypes.data, masks.places.ctypes.data, masks.bits.shape[1]
         kernel(
             logits.data_ptr(), *logits.shape, self._members, drawing.asked.edited.shape[1],
-            *of_masks, history.ids.data_ptr(), history.ids.shape[1], history.known.data_ptr(),
+            *of_masks, drawing.ids.data_ptr(), drawing.ids.shape[1], drawing.known.data_ptr(),
             tokens.data_ptr(),
         )  # fmt: skip
         return tokens
@@ -156,11 +160,11 @@ class StagedBatch:
 def _by_triton(drawing: Drawing, logits: Tensor) -> Tensor:
     from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
 
-    asked, history, wants = drawing.asked, drawing.history, drawing.wants
+    asked, wants = drawing.asked, drawing.wants
     tokens: Tensor = draw(
         drawing.shaped(logits),
         asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
-        history.ids, history.known, wants.noise, wants.cuts, wants.top_k, wants.top_p,
+        drawing.ids, drawing.known, wants.noise, wants.cuts, wants.top_k, wants.top_p,
         wants.typical,
     )  # fmt: skip
     return tokens
@@ -174,9 +178,30 @@ def _kernel(dtype: torch.dtype, device: str) -> Callable[..., None] | None:
 
 
 def drawing_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Drawing:
+    """How these rows draw; their known tokens are staged only if a row has a penalty."""
     asked = asked_of(rows, vocab_size, device)
-    wants = wants_of([row.sampling for row in rows], asked.edited.shape[1] > 0)
-    return Drawing(asked, history_of(rows, device), wants)
+    penalties = any(_is_penalised(row.sampling) for row in rows)
+    noisy = [row.sampling for row in rows if row.sampling.temperature > 0]
+    top_k = any(sampling.top_k is not None for sampling in noisy)
+    top_p = any(sampling.top_p < 1 for sampling in noisy)
+    typical = any(sampling.typical_p < 1 for sampling in noisy)
+    wants = Wants(
+        penalties=penalties,
+        edits=asked.edited.shape[1] > 0,
+        noise=bool(noisy),
+        cuts=top_k or top_p or typical or any(sampling.min_p > 0 for sampling in noisy),
+        top_k=top_k,
+        top_p=top_p,
+        typical=typical,
+    )
+    known = [len(row.ids) for row in rows]
+    ids = np.zeros((len(rows), max(known) + SPARE if penalties else 1), dtype=np.int64)
+    if penalties:
+        for i, row in enumerate(rows):
+            ids[i] = row.ids[0]
+            ids[i, : known[i]] = row.ids
+    sent = send([ids, np.array(known)], device)
+    return Drawing(asked, wants, ids=sent[0], known=sent[1])
 
 
 def allowed_of(masks: Masks, device: torch.device) -> Allowed:
@@ -195,16 +220,7 @@ def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> As
         dtype=np.uint64,
     )
     rates = np.array(
-        [
-            [sampling.temperature for sampling in samplings],
-            [sampling.top_p for sampling in samplings],
-            [sampling.min_p for sampling in samplings],
-            [sampling.typical_p for sampling in samplings],
-            [sampling.repetition_penalty for sampling in samplings],
-            [sampling.presence_penalty for sampling in samplings],
-            [sampling.frequency_penalty for sampling in samplings],
-        ],
-        dtype=np.float32,
+        [[getattr(sampling, rate) for sampling in samplings] for rate in RATES], dtype=np.float32
     )
     edits = [_edits(row, vocab_size) for row in rows]
     most = max(map(len, edits))
@@ -227,37 +243,9 @@ def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
     return [edit for edit in edits if edit[0] < vocab_size]
 
 
-def wants_of(samplings: Sequence[Sampling], edits: bool) -> Wants:
-    noisy = [sampling for sampling in samplings if sampling.temperature > 0]
-    top_k = any(sampling.top_k is not None for sampling in noisy)
-    top_p = any(sampling.top_p < 1 for sampling in noisy)
-    typical = any(sampling.typical_p < 1 for sampling in noisy)
-    return Wants(
-        penalties=any(map(_is_penalised, samplings)),
-        edits=edits,
-        noise=bool(noisy),
-        cuts=top_k or top_p or typical or any(sampling.min_p > 0 for sampling in noisy),
-        top_k=top_k,
-        top_p=top_p,
-        typical=typical,
-    )
-
-
 def _is_penalised(sampling: Sampling) -> bool:
     return (
         sampling.repetition_penalty != 1
         or sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0
     )
-
-
-def history_of(rows: Sequence[Known], device: torch.device) -> KnownTokens:
-    """The known tokens of `rows`; their ids only if a row has a penalty."""
-    known = [len(row.ids) for row in rows]
-    penalised = any(_is_penalised(row.sampling) for row in rows)
-    ids = np.zeros((len(rows), max(known) + SPARE if penalised else 1), dtype=np.int64)
-    if penalised:
-        for i, row in enumerate(rows):
-            ids[i] = row.ids[0]
-            ids[i, : known[i]] = row.ids
-    return KnownTokens(*send([ids, np.array(known)], device))
