@@ -10,9 +10,11 @@ Only the thread that made the model uses torch, loading included (serving/thread
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -28,7 +30,6 @@ from models.weights.loader import StoredLayers, held_bytes, load
 from models.weights.loader import check as check_source
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import ROUNDED, WeightSource
-from runtime.allocator import returning_what_is_freed
 from runtime.attention import Flat, RectangleAttention, Spans, attention_kernel
 from runtime.budget import (
     asked_blocks,
@@ -61,6 +62,11 @@ DTYPES = {
 # A smaller network's operators are too short to share: on two busy cores the embedded model was 20
 # times slower with two threads than with one, each barrier waiting for a thread without a core.
 SHARED_WORK_PARAMETERS = 20e6
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+WHILE_LOADING = 1 << 18
+# The most that glibc itself would choose in a process with allocations of this size (mallopt(3)):
+# activations of an iteration come from the heap, without new pages each time.
+AFTERWARDS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,24 @@ class LoadOptions:
     def most_rows(self) -> int:
         """Of an iteration: drafts are rows, too."""
         return max(self.max_batch_size, 1 + self.speculate)
+
+
+@contextlib.contextmanager
+def returning_what_is_freed() -> Iterator[None]:
+    """glibc's allocator, while weights are loaded: what is freed is returned to the system at once.
+    Layers are packed one after the other, and each one's own weights are freed. In the heap such a
+    hole is a little too small for the next layer of the same size, so memory would grow by a third.
+    Changes nothing where the allocator is another one."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(M_MMAP_THRESHOLD, WHILE_LOADING)
+    try:
+        yield
+    finally:
+        mallopt(M_MMAP_THRESHOLD, AFTERWARDS)
+        mallopt(M_TRIM_THRESHOLD, 2 * AFTERWARDS)
 
 
 @returning_what_is_freed()

@@ -27,6 +27,7 @@ FLAGS = [
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
 LINEAR_SOURCES = ("linear/linear", "linear/blocks", "linear/amx", "linear/blocks_amx")
+ATTENTION_SOURCE = "attention/attention"
 ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
@@ -36,7 +37,7 @@ KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of i
 def attention_kernels(head_dim: int) -> dict[str, Callable[..., None]]:
     """The functions of attention.cpp for one of HEAD_DIMS by name, as far as the processor has the
     instructions; empty if they cannot be compiled."""
-    library = _library("attention/attention", f"-DHEAD_DIM={head_dim}")
+    library = _library(ATTENTION_SOURCE, f"-DHEAD_DIM={head_dim}")
     found: dict[str, Callable[..., None]] = {}
     for name in ATTENTION:
         function = getattr(library, name, None)
@@ -86,9 +87,9 @@ def _amx_allowed(library: ctypes.CDLL | None) -> bool:
     return False
 
 
-def linear_identity() -> tuple[str, ...]:
-    """What the speed of the linear kernels depends on: their sources and the processor."""
-    return *(_text(_source(name)) for name in LINEAR_SOURCES), _processor()
+def identity(*sources: str) -> tuple[str, ...]:
+    """What the speed of kernels depends on: their sources and the processor."""
+    return *(_text(_source(name)) for name in sources), _processor()
 
 
 @functools.cache
@@ -124,11 +125,6 @@ def sampling_library() -> ctypes.CDLL | None:
                 + [ctypes.c_void_p] * 2
             )
     return library
-
-
-def attention_identity() -> tuple[str, ...]:
-    """What the speed of the attention kernels depends on: their source and the processor."""
-    return _text(_source("attention/attention")), _processor()
 
 
 def cache_folder() -> Path:

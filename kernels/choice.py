@@ -11,9 +11,12 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+
+import torch
 
 from kernels import cache_folder
 
@@ -60,6 +63,26 @@ def kept_choices(
     except (OSError, RuntimeError) as error:  # no home: RuntimeError
         log.warning("the choice of kernels cannot be kept: %s", error)
         return measure(keys)
+
+
+def best_seconds(
+    tried: Sequence[Callable[[], object]], least_rounds: int, least_s: float = 0.0
+) -> list[float]:
+    """The best CPU time of each. They take turns, in one thread, so that other work on the machine
+    changes little, for so many rounds and so much time at least."""
+    best, rounds, since_s = [math.inf] * len(tried), 0, time.thread_time()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        while rounds < least_rounds or time.thread_time() - since_s < least_s:
+            rounds += 1
+            for i, run in enumerate(tried):
+                start_s = time.thread_time()
+                run()
+                best[i] = min(best[i], time.thread_time() - start_s)
+    finally:
+        torch.set_num_threads(threads)
+    return best
 
 
 def _read(path: Path, allowed: Collection[str]) -> Choices:

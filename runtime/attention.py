@@ -12,9 +12,9 @@ import ctypes
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_identity, attention_kernels
-from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
+from kernels import ATTENTION_SOURCE, HEAD_DIMS, KEYS_TOGETHER, attention_kernels, identity
+from kernels.choice import CLEARLY_FASTER, Choices, best_seconds, kept_choices
 from models.gpt2 import Attend
 from runtime.cache import BlockTable, KVPool, KVShape
 
@@ -172,15 +172,14 @@ def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
         return dict.fromkeys(keys, chosen)
 
     key = f"heads of {head_dim}"
-    identity = (attention_identity(), names)
-    chosen = kept_choices("attention", lambda: identity, [key], names, measured)[key]
+    depends_on = (identity(ATTENTION_SOURCE), names)
+    chosen = kept_choices("attention", lambda: depends_on, [key], names, measured)[key]
     log.info("prompts in bfloat16 by %s", chosen)
     return chosen
 
 
 def _prompt_seconds(head_dim: int, names: Sequence[str]) -> list[float]:
-    """CPU time of a prompt by each kernel, in one thread; kernels take turns, and the best of
-    several rounds counts."""
+    """CPU time of a prompt by each kernel."""
     blocks = TRIED_TOKENS // KEYS_TOGETHER
     cpu = torch.device("cpu")
     pool = KVPool(KVShape(1, TRIED_HEADS, head_dim, torch.bfloat16, cpu, KEYS_TOGETHER), blocks)
@@ -189,18 +188,7 @@ def _prompt_seconds(head_dim: int, names: Sequence[str]) -> list[float]:
     x = x.view(TRIED_TOKENS, TRIED_HEADS, head_dim)
     kernels = attention_kernels(head_dim)
     tried = [RaggedAttention([span], pool, kernel=kernels[name]) for name in names]
-    best = [math.inf] * len(tried)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for _ in range(TRIED_ROUNDS):
-            for i, attend in enumerate(tried):
-                start_s = time.thread_time()
-                attend(0, x, x, x)
-                best[i] = min(best[i], time.thread_time() - start_s)
-    finally:
-        torch.set_num_threads(threads)
-    return best
+    return best_seconds([partial(attend, 0, x, x, x) for attend in tried], TRIED_ROUNDS)
 
 
 class Chunk:

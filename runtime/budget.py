@@ -1,16 +1,21 @@
-"""How many blocks of keys and values a server has: fixed at start, with the arithmetic in the
-log."""
+"""How many blocks of keys and values a server has: fixed at start, with the arithmetic in the log.
+
+How much memory a container's limit leaves is read from Linux control groups (kernel documentation,
+admin-guide/cgroup-v2.rst, "Memory Interface Files", and cgroup-v1/memory.rst), since the machine's
+own figures do not show it. The process's own group or any group above it may have a limit.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from runtime.cache import KVShape
-from runtime.container import container_room_bytes
 from runtime.executor import Executor
 from runtime.sampling.scoring import CHUNK_LOGITS
 from seams import DeviceMemoryError, LoadError, Opening, Sampling, Step
@@ -22,6 +27,12 @@ ONE_CONTEXT_SHARE = 0.75  # of that, where less would not hold one sequence of t
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
 LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+# files of a group with its limit and its use, and, in memory.stat, its file pages that are
+# reclaimed before any process is killed
+_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+_V2 = "memory.max", "memory.current", "inactive_file"
 PROBED_TOKENS = 32_768  # of an iteration, at most, if the context is not longer
 
 
@@ -34,8 +45,9 @@ _UNITS = {
 }  # fmt: skip
 
 
-def _parse(amount: str, shape: KVShape) -> int:
-    """`2GiB` or `30000tokens` as blocks. Raises LoadError."""
+def asked_blocks(amount: str, shape: KVShape) -> int:
+    """`2GiB` or `30000tokens` as blocks. Raises LoadError, also if it is less than the server's own
+    warm-up needs."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", amount)
     if found is None or found[2] not in (*_UNITS, "tokens"):
         raise LoadError(
@@ -44,13 +56,9 @@ def _parse(amount: str, shape: KVShape) -> int:
         )
     number, unit = float(found[1]), found[2]
     if unit == "tokens":
-        return math.ceil(number / shape.block_tokens)
-    return int(number * _UNITS[unit] / shape.block_bytes)
-
-
-def asked_blocks(amount: str, shape: KVShape) -> int:
-    """Raises LoadError if it is less than the server's own warm-up needs."""
-    blocks = _parse(amount, shape)
+        blocks = math.ceil(number / shape.block_tokens)
+    else:
+        blocks = int(number * _UNITS[unit] / shape.block_bytes)
     if blocks < WARM_UP_BLOCKS:
         raise LoadError(
             f"--kv-memory {amount} is less than a block: {shape.block_tokens} tokens of "
@@ -91,6 +99,42 @@ def _available() -> tuple[int, str]:
         of = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
         return room_bytes, of
     return machine_bytes, "on the machine"
+
+
+def container_room_bytes(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int | None:
+    """What the tightest limit leaves: limit - (used - inactive file pages); None without a
+    limit."""
+    rooms = []
+    for folder, (limit_file, used_file, cache) in _groups(cgroups, own_groups):
+        try:
+            limit = (folder / limit_file).read_text().strip()
+            used = int((folder / used_file).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit.isdecimal():  # not "max"
+            rooms.append(max(0, int(limit) - used + int(stat.get(cache, 0))))
+    return min(rooms, default=None)
+
+
+def _groups(cgroups: Path, own_groups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The process's groups and all above them; within a container the mount begins at its own
+    group."""
+    try:
+        lines = own_groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            top, files = cgroups / "memory", _V1
+        elif number == "0" and not controllers:
+            top, files = cgroups, _V2
+        else:
+            continue
+        group = Path(path.lstrip("/"))
+        for at in (group, *group.parents):
+            yield top / at, files
 
 
 def check_weights(weight_bytes: int, held: str, shape: KVShape) -> None:

@@ -12,17 +12,16 @@ Another processor, number of threads, torch or kernel source is measured again (
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from kernels import linear_identity
-from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
+from kernels import LINEAR_SOURCES, identity
+from kernels.choice import CLEARLY_FASTER, Choices, best_seconds, kept_choices
 from models.weights.rounding import BLOCK
 from runtime.linear.blocks import FORMATS, BlockLinear
 from runtime.linear.layers import (
@@ -126,34 +125,23 @@ def choose(
         return dict.fromkeys(by_key.values(), *available.values())
 
     def measured(keys: Sequence[str]) -> Choices:
-        wanted = [by_key[key] for key in keys]
-        fastest = _measure_all(precision, wanted, list(available.values()))
-        return {_key(shape): variant.name for shape, variant in fastest.items()}
+        tried, found = list(available.values()), dict[Shape, Variant]()
+        for inputs, outputs in (by_key[key] for key in keys):
+            alike = inputs, max(1, min(outputs, TRIED_WEIGHTS // inputs))
+            found[inputs, outputs] = found.get(alike) or measure(precision, alike, tried)
+            found[alike] = found[inputs, outputs]
+        return {key: found[by_key[key]].name for key in keys}
 
-    def identity() -> object:
-        return linear_identity(), torch.__version__, torch.get_num_threads()
+    def depends_on() -> object:
+        return identity(*LINEAR_SOURCES), torch.__version__, torch.get_num_threads()
 
-    chosen = kept_choices(kind, identity, list(by_key), available, measured)
+    chosen = kept_choices(kind, depends_on, list(by_key), available, measured)
     return {shape: available[chosen[key]] for key, shape in by_key.items()}
-
-
-def _measure_all(
-    precision: Precision, shapes: Iterable[Shape], tried: Sequence[Variant]
-) -> dict[Shape, Variant]:
-    """In one thread and in CPU time, so that other work on the machine changes little."""
-    alike = {(k, n): (k, max(1, min(n, TRIED_WEIGHTS // k))) for k, n in shapes}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        fastest = {of: measure(precision, of, tried) for of in dict.fromkeys(alike.values())}
-    finally:
-        torch.set_num_threads(threads)
-    return {shape: fastest[of] for shape, of in alike.items()}
 
 
 @torch.inference_mode()
 def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Variant:
-    """The fastest for the shape; variants take turns, and the best of several rounds counts."""
+    """The fastest for the shape."""
     inputs, outputs = shape
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     plain = layer_of(precision, inputs, outputs)
@@ -161,14 +149,7 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
     mean = [1.0] * len(tried)
     for rows in ROWS:
         x = torch.randn(rows, inputs).to(dtype)
-        best = [math.inf] * len(tried)
-        rounds, since_s = 0, time.thread_time()
-        while rounds < ROUNDS or time.thread_time() - since_s < ROUNDS_S:
-            rounds += 1
-            for i, layer in enumerate(layers):
-                start_s = time.thread_time()
-                layer(x)
-                best[i] = min(best[i], time.thread_time() - start_s)
+        best = best_seconds([partial(layer, x) for layer in layers], ROUNDS, ROUNDS_S)
         mean = [m * b ** (1 / len(ROWS)) for m, b in zip(mean, best, strict=True)]
     for variant, seconds in zip(tried, mean, strict=True):
         log.debug("%s %s %s: %.0f us", precision, _key(shape), variant.name, seconds * 1e6)

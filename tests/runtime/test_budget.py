@@ -12,9 +12,14 @@ import torch
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
 from runtime import budget
-from runtime.budget import asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
+from runtime.budget import (
+    asked_blocks,
+    container_room_bytes,
+    cpu_blocks,
+    gpu_blocks,
+    worst_activation_bytes,
+)
 from runtime.cache import KVPool, KVShape
-from runtime.container import container_room_bytes
 from seams import LoadError
 
 CPU = torch.device("cpu")
