@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
     # what is fixed in GPT-2, by the names of models.description.Description
+    tied: ClassVar = True
+    overflows_float16: ClassVar = False
 
     @property
     def kv_heads(self) -> int:
@@ -49,16 +51,8 @@ class GPTConfig:
         return 4 * self.n_embd
 
     @property
-    def tied(self) -> bool:
-        return True
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         return (None,) * self.n_layer
-
-    @property
-    def overflows_float16(self) -> bool:
-        return False
 
 
 class GeluLinear(nn.Linear):

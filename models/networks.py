@@ -1,4 +1,4 @@
-"""The networks that are served, as one type."""
+"""The networks that are served, as one type, and the shapes of published ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from models.decoder import Decoder
-from models.description import Description
+from models.description import LOCAL_ROPE_BASE, WINDOW_PATTERN, Description
 from models.gpt2 import GPT, GPTConfig
+from models.rope import Rope
 
 Config = GPTConfig | Description
 Network = GPT | Decoder
@@ -31,3 +32,41 @@ def count_parameters(config: Config) -> int:
     """Of the whole network, however many shards share it."""
     with torch.device("meta"):
         return sum(p.numel() for p in make(replace(config, shards=1)).parameters())
+
+
+# by the names that `random:NAME` takes
+_GPT2 = GPTConfig(vocab_size=50257, context=1024, n_layer=12, n_head=12, n_embd=768)
+GPT2_SHAPES: dict[str, GPTConfig] = {
+    "gpt2": _GPT2,
+    "gpt2-medium": replace(_GPT2, n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": replace(_GPT2, n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": replace(_GPT2, n_layer=48, n_head=25, n_embd=1600),
+}
+_LLAMA3_ROPE = Rope(5e5, "llama3", factor=32.0, original=8192)
+_GEMMA_LAYERS = [(i + 1) % WINDOW_PATTERN > 0 for i in range(18)]  # whether it has a window
+SHAPES: dict[str, Config] = {
+    **GPT2_SHAPES,
+    "llama-3.2-1b": Description(
+        "llama", vocab_size=128_256, context=131_072, n_layer=16, n_head=32, kv_heads=8,
+        head_dim=64, n_embd=2048, mlp_width=8192, norm_eps=1e-5, tied=True,
+        ropes=(_LLAMA3_ROPE,) * 16, windows=(None,) * 16,
+    ),
+    "smollm2-135m": Description(
+        "llama", vocab_size=49_152, context=8192, n_layer=30, n_head=9, kv_heads=3, head_dim=64,
+        n_embd=576, mlp_width=1536, norm_eps=1e-5, tied=True, ropes=(Rope(1e5),) * 30,
+        windows=(None,) * 30,
+    ),
+    "qwen3-0.6b": Description(
+        "qwen3", vocab_size=151_936, context=40_960, n_layer=28, n_head=16, kv_heads=8,
+        head_dim=128, n_embd=1024, mlp_width=3072, norm_eps=1e-6, tied=True,
+        ropes=(Rope(1e6),) * 28, windows=(None,) * 28, qk_norms=True,
+    ),
+    "gemma-3-270m": Description(
+        "gemma3_text", vocab_size=262_144, context=32_768, n_layer=18, n_head=4, kv_heads=1,
+        head_dim=256, n_embd=640, mlp_width=2048, norm_eps=1e-6, tied=True,
+        ropes=tuple(Rope(LOCAL_ROPE_BASE if local else 1e6) for local in _GEMMA_LAYERS),
+        windows=tuple(512 if local else None for local in _GEMMA_LAYERS),
+        activation="gelu_tanh", qk_norms=True, norms_after=True, embeddings_scaled=True,
+        overflows_float16=True,
+    ),
+}  # fmt: skip

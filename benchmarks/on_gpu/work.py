@@ -15,9 +15,8 @@ from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from models.decoder import RMSNorm
 from models.description import Description
 from models.gpt2 import GPTConfig
-from models.networks import Config, Network, make
+from models.networks import SHAPES, Config, Network, make
 from models.rope import Rope
-from models.shapes import SHAPES
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device

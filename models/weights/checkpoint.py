@@ -16,10 +16,10 @@ from torch import Tensor
 from models.fetch import locate
 from models.gpt2 import GPT
 from models.names import RANDOM_PREFIX
-from models.networks import Network
+from models.networks import SHAPES, Network
 from models.part import WHOLE, Part
-from models.shapes import SHAPES
-from models.weights.folder import GELU, GPT2_NAMES, FolderSource
+from models.weights.config import GELU
+from models.weights.folder import GPT2_NAMES, FolderSource
 from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
 from models.weights.pieces import shapes_of

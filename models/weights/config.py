@@ -1,4 +1,4 @@
-"""A decoder's description from the fields of a `config.json`.
+"""A network's description from the fields of a `config.json`.
 
 Fields of `transformers` 5 (`rope_parameters`, `dtype`) and the names before them (`rope_scaling`,
 `rope_theta`, `rope_local_base_freq`) are understood. A field that is not known here, or has a value
@@ -18,6 +18,8 @@ from models.description import (
     Description,
     Family,
 )
+from models.gpt2 import GPTConfig
+from models.networks import Config
 from models.rope import SCALINGS, Rope
 
 Fields = Mapping[str, Any]
@@ -76,6 +78,13 @@ _OF_GPT2 = {
     "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj",
 }  # fmt: skip
+# variants of GPT-2 that our network does not compute
+_FIXED_OF_GPT2 = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 # where files of before 2020 have no `model_type`
 _ARCHITECTURES = {
     "GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "LLaMAForCausalLM": "llama",
@@ -123,10 +132,28 @@ def model_type(fields: Fields) -> object:
     return _ARCHITECTURES.get(str(named[0]))
 
 
-def require_known_gpt2(fields: Fields) -> None:
-    """Of a GPT-2's fields. Raises DescriptionError."""
-    fixed = {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"}
-    _require_known(fields, _OF_GPT2 | fixed)
+def describe(fields: Fields) -> Config:
+    """Raises DescriptionError."""
+    return _gpt2(fields) if model_type(fields) == "gpt2" else describe_decoder(fields)
+
+
+def _gpt2(fields: Fields) -> GPTConfig:
+    _require_known(fields, _OF_GPT2 | _FIXED_OF_GPT2.keys())
+    for name, only in _FIXED_OF_GPT2.items():
+        if fields.get(name, only) != only:
+            raise DescriptionError(f"{name} is {fields[name]!r}, allowed: {only!r}")
+    activation = fields.get("activation_function", "gelu_new")
+    if activation not in GELU:
+        raise DescriptionError(f"activation_function is {activation!r}, allowed: {', '.join(GELU)}")
+    return GPTConfig(
+        vocab_size=_count(fields, "vocab_size"),
+        context=_count(fields, "n_positions"),
+        n_layer=_count(fields, "n_layer"),
+        n_head=_count(fields, "n_head"),
+        n_embd=_count(fields, "n_embd"),
+        norm_eps=_number(fields, "layer_norm_epsilon", 1e-5),
+        gelu=GELU[activation],
+    )
 
 
 def _require_known(fields: Fields, read: Set[str]) -> None:
@@ -139,7 +166,7 @@ def _require_known(fields: Fields, read: Set[str]) -> None:
             raise DescriptionError(f"{name} is {value!r}, and this field is not supported")
 
 
-def describe(fields: Fields) -> Description:
+def describe_decoder(fields: Fields) -> Description:
     """Raises DescriptionError."""
     kind = model_type(fields)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None

@@ -14,26 +14,12 @@ from torch import Tensor
 
 from models.gpt2 import GPTConfig
 from models.networks import Config
-from models.weights.config import (
-    DescriptionError,
-    check_scheme,
-    describe,
-    model_type,
-    require_known_gpt2,
-)
+from models.weights.config import DescriptionError, check_scheme, describe
 from models.weights.pieces import Shape, is_linear, shapes_of
 from models.weights.source import Raw, WeightSource
 from seams import LoadError
 
 MAPPED_BYTES = 1 << 28  # read of a file until it is opened again: pages that were read stay mapped
-
-GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
-# variants of GPT-2 that our network does not compute
-_FIXED_FIELDS = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
-}
 
 # Our layer -> Hugging Face's. GPT-2's are Conv1D, so matrices are transposed, and one tensor has
 # the columns of queries, keys and values.
@@ -78,7 +64,7 @@ class FolderSource(WeightSource):
 
     def shape(self, piece: str) -> Shape | None:
         where = tensor_of(piece, self.config)
-        found = self._tensor(where)
+        found = self._named(where.name)
         if found is None:
             return None
         stored, wanted = tuple(found.get_shape()), self._shapes[piece]
@@ -96,30 +82,28 @@ class FolderSource(WeightSource):
                 f"implies {'I8' if is_int8 else 'a floating-point type'}"
             )
         if is_int8:
-            self._check_scale(piece)
+            self._check_scale(piece, where)
         return wanted
 
     def storage(self, piece: str) -> str:
         if self._int8 and is_linear(piece):
             return "int8"
-        return str(self._tensor(tensor_of(piece, self.config)).get_dtype())
+        return str(self._named(tensor_of(piece, self.config).name).get_dtype())
 
     def values(self, piece: str, rows: slice, columns: slice) -> Tensor:
         where = tensor_of(piece, self.config)
         found = self._slice(piece, where, rows, columns)
         if self._int8 and is_linear(piece):
-            return found.float() * self._scale(piece, rows)[:, None]
+            return found.float() * self._scale(piece, where, rows)[:, None]
         return found.float() + where.added if where.added else found
 
     def raw(self, piece: str, rows: slice, columns: slice) -> Raw | None:
-        data = self._slice(piece, tensor_of(piece, self.config), rows, columns)
-        return Raw("int8", data.contiguous(), self._scale(piece, rows))
+        where = tensor_of(piece, self.config)
+        data = self._slice(piece, where, rows, columns)
+        return Raw("int8", data.contiguous(), self._scale(piece, where, rows))
 
     def _slice(self, piece: str, where: Stored, rows: slice, columns: slice) -> Tensor:
-        start, stop, _ = rows.indices(self._shapes[piece][0])
-        first = where.part * self._shapes[piece][0]
-        rows = slice(first + start, first + stop)
-        tensor = self._tensor(where)
+        rows, tensor = self._stored_rows(piece, where, rows), self._named(where.name)
         if len(self._shapes[piece]) == 1:
             found: Tensor = tensor[rows]
         else:
@@ -127,29 +111,26 @@ class FolderSource(WeightSource):
         self._read_bytes += found.nbytes
         return found
 
-    def _scale(self, piece: str, rows: slice) -> Tensor:
-        where = tensor_of(piece, self.config)
-        start, stop, _ = rows.indices(self._shapes[piece][0])
-        first = where.part * self._shapes[piece][0]
-        scale: Tensor = self._named(f"{where.name}_scale")[first + start : first + stop]
+    def _scale(self, piece: str, where: Stored, rows: slice) -> Tensor:
+        stored = self._named(f"{where.name}_scale")
+        scale: Tensor = stored[self._stored_rows(piece, where, rows)]
         return scale.float().flatten()
 
-    def _check_scale(self, piece: str) -> None:
-        where = tensor_of(piece, self.config)
-        found = self._named(f"{where.name}_scale")
-        implied = (where.parts * self._shapes[piece][0], 1)
-        if found is None:
-            raise LoadError(
-                f"{self.place}: tensors are missing: {where.name}_scale, which config.json implies"
-            )
-        if tuple(found.get_shape()) != implied:
-            raise LoadError(
-                f"{self.place}: tensor '{where.name}_scale' has shape "
-                f"{tuple(found.get_shape())}, config.json implies {implied}"
-            )
+    def _stored_rows(self, piece: str, where: Stored, rows: slice) -> slice:
+        outputs = self._shapes[piece][0]
+        start, stop, _ = rows.indices(outputs)
+        return slice(where.part * outputs + start, where.part * outputs + stop)
 
-    def _tensor(self, where: Stored) -> Any:
-        return self._named(where.name)
+    def _check_scale(self, piece: str, where: Stored) -> None:
+        name = f"{where.name}_scale"
+        found = self._named(name)
+        if found is None:
+            raise LoadError(f"{self.place}: tensors are missing: {name}, which config.json implies")
+        shape, implied = tuple(found.get_shape()), (where.parts * self._shapes[piece][0], 1)
+        if shape != implied:
+            raise LoadError(
+                f"{self.place}: tensor '{name}' has shape {shape}, config.json implies {implied}"
+            )
 
     def _named(self, name: str) -> Any:
         """A tensor of which what is asked for is read; None: there is none."""
@@ -232,37 +213,10 @@ def linear_names(folder: Path) -> dict[str, bool]:
 
 def read_config(folder: Path) -> Config:
     """The shape in a folder's `config.json`. Raises LoadError."""
-    path, fields = folder / "config.json", read_fields(folder)
     try:
-        if model_type(fields) == "gpt2":
-            require_known_gpt2(fields)
-            return _gpt2_config(path, fields)
-        return describe(fields)
+        return describe(read_fields(folder))
     except DescriptionError as error:
-        raise LoadError(f"{path}: {error}") from None
-
-
-def _gpt2_config(path: Path, fields: dict[str, Any]) -> GPTConfig:
-    activation = fields.get("activation_function", "gelu_new")
-    if activation not in GELU:
-        raise LoadError(
-            f"{path}: activation_function is {activation!r}, allowed: {', '.join(GELU)}"
-        )
-    for name, only in _FIXED_FIELDS.items():
-        if fields.get(name, only) != only:
-            raise LoadError(f"{path}: {name} is {fields[name]!r}, allowed: {only!r}")
-    try:
-        return GPTConfig(
-            vocab_size=int(fields["vocab_size"]),
-            context=int(fields["n_positions"]),
-            n_layer=int(fields["n_layer"]),
-            n_head=int(fields["n_head"]),
-            n_embd=int(fields["n_embd"]),
-            norm_eps=float(fields.get("layer_norm_epsilon", 1e-5)),
-            gelu=GELU[activation],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise LoadError(f"{path}: field missing or not a number: {error}") from error
+        raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
 
 def has_int8(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.description import NO_ROPE_INTERVAL, Description
-from models.weights.config import DescriptionError, describe
+from models.weights.config import DescriptionError, describe_decoder
 from models.weights.gguf_header import Header, TensorInfo, read_header
 from models.weights.pieces import Shape, shapes_of
 from models.weights.source import Raw, WeightSource
@@ -181,7 +181,7 @@ def _describe(header: Header) -> Description:
         fields["query_pre_attn_scalar"] = scalar
     if architecture == "smollm3":
         fields["no_rope_layer_interval"] = NO_ROPE_INTERVAL
-    found = describe(fields)
+    found = describe_decoder(fields)
     for name, wanted in (
         ("attention.value_length", found.head_dim),
         ("rope.dimension_count", found.head_dim),

@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.limits import Bounds, Pass, bytes_of, least_seconds, operations_of
 from models.gpt2 import GPT, GPTConfig
-from models.networks import make
-from models.shapes import SHAPES
+from models.networks import SHAPES, make
 
 CONFIG = GPTConfig(vocab_size=11, context=16, n_layer=2, n_head=2, n_embd=4)
 PROMPT = Pass(tokens=3, drawn=1, cached=3, pairs=1 + 2 + 3)

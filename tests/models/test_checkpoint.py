@@ -12,8 +12,8 @@ from transformers import GPT2LMHeadModel
 
 from models.fetch import locate
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.networks import GPT2_SHAPES, SHAPES
 from models.part import Part
-from models.shapes import GPT2_SHAPES, SHAPES
 from models.weights.checkpoint import (
     load_checkpoint,
     load_network,
@@ -74,7 +74,7 @@ def change(folder: Path, **fields: object) -> None:
         ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
-        ({"n_layer": "two"}, "field missing or not a number"),
+        ({"n_layer": "two"}, "n_layer is 'two', supported: a number of 1 or more"),
         ({"n_positions": 64}, "has shape (32, 48), config.json implies (64, 48)"),
     ],
 )

@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.peers.checkpoint import write_gguf
 from benchmarks.peers.hub import write_folder
-from models.networks import Config
-from models.shapes import SHAPES
+from models.networks import SHAPES, Config
 from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource
 from models.weights.pieces import shapes_of
