@@ -10,7 +10,7 @@ Architecture: Radford et al., "Language Models are Unsupervised Multitask Learne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, cast
@@ -138,15 +138,11 @@ class GPT(nn.Module):
         return hidden
 
 
-Named = Iterable[tuple[str, Tensor]]
-
-
-def init_weights(network: GPT, seed: int, shown: Callable[[Named], Named] = iter) -> None:
-    """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer).
-    `shown` may display progress."""
+def init_weights(network: GPT, seed: int) -> None:
+    """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer)."""
     generator = torch.Generator().manual_seed(seed)
     residual_std = 0.02 / (2 * network.config.n_layer) ** 0.5
-    for name, parameter in shown(network.named_parameters()):
+    for name, parameter in network.named_parameters():
         if parameter.dim() == 1:
             nn.init.constant_(parameter, 1.0 if "ln_" in name and name.endswith("weight") else 0.0)
         else:

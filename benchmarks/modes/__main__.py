@@ -144,7 +144,7 @@ def sides_of(
     if args.http:
         sides[OVER_HTTP] = partial(measure_http, max(args.limits), args.model, dtype)
     if not args.without_peers:  # on separate weights that both use
-        network = load_network(args.model, torch.device("cpu"), DTYPES[dtype], 0)
+        network = load_network(args.model, DTYPES[dtype])
         sides[ORIGINAL] = partial(measure_original, network)
         sides[TRANSFORMERS] = partial(measure_transformers, network, folder, dtype)
     return sides

@@ -81,7 +81,7 @@ def prepare(model: str, root: Path) -> Path:
         source = open_source(model, seed=0)
         if isinstance(source.config, GPTConfig):
             save_checkpoint(
-                load_network(model, torch.device("cpu"), torch.float32, seed=0),
+                load_network(model),
                 folder,
                 torch.float32,
             )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tiktoken
 import torch
@@ -25,35 +25,8 @@ README_FILE = "README.md"
 BEGIN, END = "<!-- begin of what train.py wrote -->", "<!-- end of what train.py wrote -->"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    prompt: str
-    temperature: float
-    completion: str
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """Everything `training.json` holds; losses in nats per token unless named otherwise."""
-
-    settings: dict[str, int | float]
-    python: str
-    torch: str
-    machine: str
-    parameters: int
-    corpus_sha256: str
-    training_files: int
-    training_characters: int
-    training_tokens: int
-    held_out_files: int
-    held_out_characters: int
-    held_out_tokens: int
-    tokens_seen: int
-    training_minutes: float  # spent in steps, including time that other work took
-    training_loss: float  # mean of the last steps, bf16 autocast
-    held_out_loss: float  # of the saved, rounded weights, computed in fp32
-    held_out_bits_per_character: float
-    samples: tuple[Sample, ...]
+# what `training.json` holds, by name; losses in nats per token unless named otherwise
+Figures = Mapping[str, Any]
 
 
 def machine() -> str:
@@ -68,56 +41,50 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores{amx}, {torch.get_num_threads()} threads used"
 
 
-def write_report(outcome: Completed, folder: Path) -> None:
+def write_report(figures: Figures, folder: Path) -> None:
     """Writes the figures; in an existing README, replaces the part between the markers."""
-    (folder / FIGURES_FILE).write_text(json.dumps(asdict(outcome), indent=2) + "\n")
+    (folder / FIGURES_FILE).write_text(json.dumps(figures, indent=2) + "\n")
     readme = folder / README_FILE
     if readme.exists():
         before, rest = readme.read_text().split(BEGIN)
-        readme.write_text(f"{before}{render(outcome)}{rest.split(END)[1]}")
+        readme.write_text(f"{before}{render(figures)}{rest.split(END)[1]}")
 
 
-def read_report(folder: Path) -> Completed:
-    figures = json.loads((folder / FIGURES_FILE).read_text())
-    samples = tuple(Sample(**sample) for sample in figures.pop("samples"))
-    return Completed(**figures, samples=samples)
-
-
-def render(outcome: Completed) -> str:
+def render(figures: Figures) -> str:
     """The README's generated part, markers included."""
-    settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
+    of, settings = figures, figures["settings"]
     rows = {
         "held-out loss (saved bf16 weights, computed in fp32)": (
-            f"{outcome.held_out_loss:.4f} nats per token, "
-            f"**{outcome.held_out_bits_per_character:.3f} bits per character**"
+            f"{of['held_out_loss']:.4f} nats per token, "
+            f"**{of['held_out_bits_per_character']:.3f} bits per character**"
         ),
-        "training loss (mean of the last steps)": f"{outcome.training_loss:.4f} nats per token",
-        "seed": f"{outcome.settings['seed']}",
-        "steps": f"{outcome.settings['steps']:,}, {outcome.tokens_seen:,} tokens seen",
-        "parameters": f"{outcome.parameters:,}",
-        "training text": (
-            f"{outcome.training_files:,} files, {outcome.training_characters:,} characters, "
-            f"{outcome.training_tokens:,} tokens"
-        ),
-        "held-out text": (
-            f"{outcome.held_out_files:,} files, {outcome.held_out_characters:,} characters, "
-            f"{outcome.held_out_tokens:,} tokens"
-        ),
-        "corpus": f"standard library of Python {outcome.python}, sha256 `{outcome.corpus_sha256}`",
-        "time in training steps": f"{outcome.training_minutes:.0f} minutes",
-        "machine": f"{outcome.machine}; torch {outcome.torch}",
-        "all settings": settings,
+        "training loss (mean of the last steps)": f"{of['training_loss']:.4f} nats per token",
+        "seed": f"{settings['seed']}",
+        "steps": f"{settings['steps']:,}, {of['tokens_seen']:,} tokens seen",
+        "parameters": f"{of['parameters']:,}",
+        **{
+            f"{name} text": (
+                f"{of[f'{key}_files']:,} files, {of[f'{key}_characters']:,} characters, "
+                f"{of[f'{key}_tokens']:,} tokens"
+            )
+            for name, key in (("training", "training"), ("held-out", "held_out"))
+        },
+        "corpus": f"standard library of Python {of['python']}, sha256 `{of['corpus_sha256']}`",
+        "time in training steps": f"{of['training_minutes']:.0f} minutes",
+        "machine": f"{of['machine']}; torch {of['torch']}",
+        "all settings": ", ".join(f"{name} {value}" for name, value in settings.items()),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    samples = "\n".join(_render_sample(sample) for sample in outcome.samples)
+    samples = "\n".join(map(_render_sample, figures["samples"]))
     return f"{BEGIN}\n| | |\n| --- | --- |\n{table}\n\n{samples}{END}"
 
 
-def _render_sample(sample: Sample) -> str:
-    how = f"temperature {sample.temperature:g}" if sample.temperature else "greedy"
+def _render_sample(sample: Figures) -> str:
+    temperature, prompt = sample["temperature"], sample["prompt"]
+    how = f"temperature {temperature:g}" if temperature else "greedy"
     return (
-        f"Prompt `{json.dumps(sample.prompt)}`, {how}; prompt and completion:\n\n"
-        f"````python\n{sample.prompt}{sample.completion}\n````\n"
+        f"Prompt `{json.dumps(prompt)}`, {how}; prompt and completion:\n\n"
+        f"````python\n{prompt}{sample['completion']}\n````\n"
     )
 
 

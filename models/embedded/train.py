@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from models.embedded.corpus import Corpus, read_corpus, stdlib_folder, train_ranks
 from models.embedded.report import (
-    Completed,
-    Sample,
+    Figures,
     complete,
     machine,
     render,
@@ -34,7 +33,7 @@ from models.embedded.report import (
 )
 from models.embedded.training import Settings, Training, encode_stream
 from models.embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
-from models.weights.checkpoint import load_checkpoint, save_checkpoint
+from models.weights.checkpoint import load_network, save_checkpoint
 
 STATE = FOLDER.parents[1] / "data" / "embedded-training.pt"
 SAVE_EVERY_S = 120.0
@@ -74,43 +73,46 @@ def train(training: Training, state: Path, minutes: float) -> None:
             signal.signal(number, handler)
 
 
-def conclude(
-    training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path
-) -> Completed:
+def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path) -> Figures:
     """Writes vocabulary, weights and figures to `folder`; evaluates the weights as saved."""
     write_ranks(ranks, folder / VOCABULARY_FILE)
     save_checkpoint(training.network, folder, torch.bfloat16)
-    network, encoding = load_checkpoint(folder).eval(), make_encoding(ranks)
+    network, encoding = load_network(folder).eval(), make_encoding(ranks)
     held_out = encode_stream(encoding, corpus.held_out)
     characters = sum(map(len, corpus.held_out))
     loss = stream_loss(network, held_out)
     recent = training.losses[-REPORTED_STEPS:]
     settings = training.settings
-    outcome = Completed(
-        settings=dataclasses.asdict(settings),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        machine=machine(),
-        parameters=sum(p.numel() for p in network.parameters()),
-        corpus_sha256=corpus.sha256,
-        training_files=len(corpus.training),
-        training_characters=sum(map(len, corpus.training)),
-        training_tokens=len(training.stream),
-        held_out_files=len(corpus.held_out),
-        held_out_characters=characters,
-        held_out_tokens=len(held_out),
-        tokens_seen=len(training.losses) * settings.batch * settings.context,
-        training_minutes=training.seconds / 60,
-        training_loss=sum(recent) / len(recent),
-        held_out_loss=loss,
-        held_out_bits_per_character=loss * (len(held_out) - 1) / characters / math.log(2),
-        samples=tuple(
-            Sample(prompt, heat, complete(network, encoding, prompt, SAMPLE_TOKENS, heat))
-            for prompt, heat in itertools.product(PROMPTS, TEMPERATURES)
-        ),
-    )
-    write_report(outcome, folder)
-    return outcome
+    samples = [
+        {
+            "prompt": prompt,
+            "temperature": heat,
+            "completion": complete(network, encoding, prompt, SAMPLE_TOKENS, heat),
+        }
+        for prompt, heat in itertools.product(PROMPTS, TEMPERATURES)
+    ]
+    figures = {
+        "settings": dataclasses.asdict(settings),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": machine(),
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "corpus_sha256": corpus.sha256,
+        "training_files": len(corpus.training),
+        "training_characters": sum(map(len, corpus.training)),
+        "training_tokens": len(training.stream),
+        "held_out_files": len(corpus.held_out),
+        "held_out_characters": characters,
+        "held_out_tokens": len(held_out),
+        "tokens_seen": len(training.losses) * settings.batch * settings.context,
+        "training_minutes": training.seconds / 60,  # in steps, with time that other work took
+        "training_loss": sum(recent) / len(recent),  # bf16 autocast
+        "held_out_loss": loss,  # of the saved, rounded weights, computed in fp32
+        "held_out_bits_per_character": loss * (len(held_out) - 1) / characters / math.log(2),
+        "samples": samples,
+    }
+    write_report(figures, folder)
+    return figures
 
 
 def parse_arguments() -> tuple[Settings, argparse.Namespace]:
@@ -157,9 +159,9 @@ def main() -> None:
     if not training.finished:
         print(f"stopped at step {len(training.losses)}; the same command continues")
         return
-    outcome = conclude(training, corpus, ranks, arguments.folder)
+    figures = conclude(training, corpus, ranks, arguments.folder)
     arguments.state.unlink()  # the next run starts from the beginning
-    print(render(outcome))
+    print(render(figures))
 
 
 if __name__ == "__main__":

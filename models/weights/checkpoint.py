@@ -16,7 +16,7 @@ from torch import Tensor
 from models.fetch import locate
 from models.gpt2 import GPT
 from models.names import RANDOM_PREFIX
-from models.networks import SHAPES, Network
+from models.networks import SHAPES
 from models.part import WHOLE, Part
 from models.weights.config import GELU
 from models.weights.folder import GPT2_NAMES, FolderSource
@@ -39,17 +39,14 @@ def open_source(model: str, seed: int, revision: str | None = None) -> WeightSou
     return GGUFSource(found) if found.is_file() else FolderSource(found)
 
 
-def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
-    """The GPT-2 that `model` names, in one precision. Raises LoadError."""
-    return _gpt2(load(open_source(model, seed), dtype=dtype)).to(device)
-
-
-def load_checkpoint(folder: Path, part: Part = WHOLE, stored: StoredLayers | None = None) -> GPT:
-    """A folder's GPT-2, or a shard's part of it, in float32. Raises LoadError."""
-    return _gpt2(load(FolderSource(folder), part, stored=stored))
-
-
-def _gpt2(network: Network) -> GPT:
+def load_network(
+    model: str | Path,
+    dtype: torch.dtype = torch.float32,
+    part: Part = WHOLE,
+    stored: StoredLayers | None = None,
+) -> GPT:
+    """The GPT-2 that `model` names, or a shard's part of it. Raises LoadError."""
+    network = load(open_source(str(model), 0), part, dtype, stored)
     if not isinstance(network, GPT):
         raise LoadError(f"model_type is '{network.config.family}', allowed here: gpt2")
     return network

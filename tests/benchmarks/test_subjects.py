@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.hostile import __main__ as neighbours
@@ -32,7 +31,7 @@ def test_a_neighbour_goes_on_beside_clients_whose_bodies_nobody_reads() -> None:
 
 
 def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
-    network = load_network("embedded", torch.device("cpu"), torch.float32, 0)
+    network = load_network("embedded")
     model = load_model(LoadOptions("nobatch", "embedded", "cpu", "float32", 0, 1))
     jobs = offline_work(model.vocab_size, 3)
     work = [Job(job.prompt, 8 + 4 * i) for i, job in enumerate(jobs)]

@@ -15,7 +15,6 @@ from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.networks import GPT2_SHAPES, SHAPES
 from models.part import Part
 from models.weights.checkpoint import (
-    load_checkpoint,
     load_network,
     open_source,
     save_checkpoint,
@@ -47,7 +46,7 @@ def test_checkpoints_of_transformers_are_read_also_in_shards(
     peer.save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     tokens = torch.arange(20).view(1, -1)
-    network = load_checkpoint(tmp_path)
+    network = load_network(tmp_path)
     logits = network.head(network(tokens, torch.arange(20)[None], causal_attention))
     assert (peer(tokens).logits - logits).abs().max() < 1e-5
 
@@ -83,13 +82,13 @@ def test_a_configuration_that_does_not_fit_is_refused(
 ) -> None:
     change(folder, **fields)
     with pytest.raises(LoadError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        load_checkpoint(folder)
+        load_network(folder)
 
 
 def test_a_shard_reads_its_own_part_of_the_file_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, whole = 0, sum(tensor.numel() for tensor in load_checkpoint(folder).parameters())
+    read, whole = 0, sum(tensor.numel() for tensor in load_network(folder).parameters())
 
     class Counting:
         def __init__(self, source) -> None:  # type: ignore[no-untyped-def]
@@ -110,24 +109,24 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
         return None if tensor is None else Counting(tensor)
 
     monkeypatch.setattr(FolderSource, "_named", counting)
-    own = load_checkpoint(folder, Part(1, 3))
+    own = load_network(folder, part=Part(1, 3))
     assert read == sum(tensor.numel() for tensor in own.parameters())
     assert read < 0.4 * whole
     with pytest.raises(LoadError, match="over 4 shards; allowed: 1, 2, 3, 6"):
-        load_checkpoint(folder, Part(0, 4))
+        load_network(folder, part=Part(0, 4))
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
     with pytest.raises(LoadError, match=r"no readable model\.safetensors"):
-        load_checkpoint(folder)
+        load_network(folder)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "random:gpt5", "gpt3"])
 def test_an_unknown_model_is_refused_with_what_is_allowed(name: str) -> None:
     with pytest.raises(LoadError, match="gpt2, gpt2-medium, gpt2-large, gpt2-xl"):
-        load_network(name, torch.device("cpu"), torch.float32, 0)
+        load_network(name)
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(

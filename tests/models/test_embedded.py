@@ -3,6 +3,7 @@ broken."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import tiktoken
 import torch
 from transformers import GPT2LMHeadModel
 
-from models.embedded.report import README_FILE, complete, read_report, render
+from models.embedded.report import FIGURES_FILE, README_FILE, complete, render
 from models.embedded.train import train
 from models.embedded.training import Settings, Training
 from models.embedded.vocabulary import FOLDER, load_embedded_encoding
 from models.gpt2 import GPT, causal_attention
-from models.weights.checkpoint import load_checkpoint
+from models.weights.checkpoint import load_network
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def encoding() -> tiktoken.Encoding:
 
 @pytest.fixture(scope="module")
 def network() -> GPT:
-    return load_checkpoint(FOLDER).eval().requires_grad_(False)
+    return load_network(FOLDER).eval().requires_grad_(False)
 
 
 def test_transformers_reads_the_folder_and_computes_the_same_logits(
@@ -58,9 +59,9 @@ def test_the_likeliest_next_token_is_what_python_needs(
 
 
 def test_the_readme_quotes_the_figures_that_training_wrote(network: GPT) -> None:
-    outcome = read_report(FOLDER)
-    assert render(outcome) in (FOLDER / README_FILE).read_text()
-    assert outcome.parameters == sum(p.numel() for p in network.parameters())
+    figures = json.loads((FOLDER / FIGURES_FILE).read_text())
+    assert render(figures) in (FOLDER / README_FILE).read_text()
+    assert figures["parameters"] == sum(p.numel() for p in network.parameters())
 
 
 SMALL = Settings(

@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.part import Part
-from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
+from models.weights.checkpoint import load_network, save_checkpoint
 from runtime.linear.layers import INT8_LAYERS
 from seams import LoadError
 
@@ -51,7 +51,7 @@ def scheme(folder: Path) -> Any:
 
 @torch.no_grad()
 def logits_of(folder: Path) -> torch.Tensor:
-    network = load_network(str(folder), torch.device("cpu"), torch.float32, 0)
+    network = load_network(str(folder))
     positions = torch.arange(TOKENS.shape[1]).expand_as(TOKENS)
     logits: torch.Tensor = network.head(network(TOKENS, positions, causal_attention).flatten(0, 1))
     return logits
@@ -79,8 +79,10 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
 @pytest.mark.parametrize("what", ["int8", "original"])
 def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, what: str) -> None:
     of = folder.parent / what
-    whole: Any = load_checkpoint(of, stored=INT8_LAYERS)
-    parts: list[Any] = [load_checkpoint(of, Part(rank, 3), INT8_LAYERS) for rank in range(3)]
+    whole: Any = load_network(of, stored=INT8_LAYERS)
+    parts: list[Any] = [
+        load_network(of, part=Part(rank, 3), stored=INT8_LAYERS) for rank in range(3)
+    ]
     for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
         own = [getattr(part.blocks[1], name) for part in parts]
         wanted = getattr(whole.blocks[1], name)
@@ -121,4 +123,4 @@ def test_another_way_to_quantise_is_refused_by_name(
     within[place[-1]] = value
     change(folder, quantization_config=said)
     with pytest.raises(LoadError, match=message):
-        load_checkpoint(folder)
+        load_network(folder)
