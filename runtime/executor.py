@@ -95,8 +95,12 @@ class Executor(ABC):
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)
-        quantised = [m for m in network.modules() if isinstance(m, BlockLinear | Int8Linear)]
-        kinds: Counter[str] = Counter(module.kind for module in quantised)
+        # no list of them: what packing replaces is freed, layer by layer
+        kinds: Counter[str] = Counter(
+            module.kind
+            for module in network.modules()
+            if isinstance(module, BlockLinear | Int8Linear)
+        )
         kernels: dict[str, str] = {}
         if kernel is None:
             kernels = pack_linears(network, invariant=speculate > 0)

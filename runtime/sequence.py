@@ -16,17 +16,9 @@ class KnownSequence:
     """The model's copy of a sequence; a `runtime.sampling.sampler.Known`."""
 
     __slots__ = (
-        "_lookup",
-        "ahead",
-        "error",
-        "ids",
-        "matching",
-        "prompt_tokens",
-        "sampling",
-        "scored",
-        "scores",
-        "table",
-    )
+        "_lookup", "ahead", "error", "ids", "matching", "prompt_tokens", "sampling", "scored",
+        "scores", "table",
+    )  # fmt: skip
 
     def __init__(self, opening: Opening, grammars: Grammars | None = None) -> None:
         """Its `error` says why it cannot be continued, through its own fault."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import subprocess
 import warnings
 from collections.abc import Sequence
@@ -163,7 +163,10 @@ def look() -> DeviceFacts:
         complaint, found = "", list[GPU]()
         try:
             if torch.cuda.is_available():
-                found = [_gpu(index) for index in range(torch.cuda.device_count())]
+                found = [
+                    GPU(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i))
+                    for i in range(torch.cuda.device_count())
+                ]
         except RuntimeError as error:
             complaint = str(error)
     if not found and not complaint:
@@ -181,29 +184,18 @@ def look() -> DeviceFacts:
     )
 
 
-def _gpu(index: int) -> GPU:
-    return GPU(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index))
-
-
 def _driver() -> str | None:
     """The version of NVIDIA's driver, if it is loaded."""
     try:
         said = DRIVER.read_text()
-    except OSError:
-        said = _smi()  # as under Windows, whose driver WSL uses
+    except OSError:  # as under Windows, whose driver WSL uses
+        said = ""
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(
+                command, capture_output=True, text=True, timeout=SMI_S, check=True
+            ).stdout.strip()
     version = re.search(r"\d+(\.\d+)+", said)
     if version is not None:
         return version[0]
     return "unknown" if said else None
-
-
-def _smi() -> str:
-    """What nvidia-smi says of the driver; nothing without a GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
