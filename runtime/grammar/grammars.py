@@ -249,15 +249,9 @@ class Grammars:
             self._checkers.put(checker)
 
     def _settle(self, constraint: Constraint, future: Future[Compiled]) -> None:
-        from llguidance import LLMatcher
-
-        start_s, tokenizer, limits = time.thread_time(), self.loaded.tokenizer, limits_of(LIMITS)
+        start_s = time.thread_time()
         try:
-            if tokenizer is None:
-                raise GrammarError("the model's vocabulary has no token that ends a text")
-            matcher = LLMatcher(tokenizer, _text_of(constraint), log_level=0, limits=limits)
-            _require(matcher)
-            forced_bytes(matcher)
+            matcher = self._build(constraint)
             matcher.compute_bitmask()  # what its lexer learns is there for all
             _require(matcher)
         except GrammarError as error:
@@ -266,6 +260,17 @@ class Grammars:
             future.set_exception(GrammarError(short(str(error))))
         else:
             future.set_result(Compiled(matcher, time.thread_time() - start_s))
+
+    def _build(self, constraint: Constraint) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        tokenizer = self.loaded.tokenizer
+        if tokenizer is None:
+            raise GrammarError("the model's vocabulary has no token that ends a text")
+        matcher = LLMatcher(tokenizer, _text_of(constraint), log_level=0, limits=limits_of(LIMITS))
+        _require(matcher)
+        forced_bytes(matcher)
+        return matcher
 
     # --- keeping, with the lock -------------------------------------------------------------
 
