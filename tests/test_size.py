@@ -19,25 +19,25 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8640,
-    "benchmarks": 6372,
+    "api": 8639,
+    "benchmarks": 6374,
     "client": 8243,
     "deferred": 3097,
-    "kernels": 1368,
+    "kernels": 1297,
     "learn": 1199,
-    "model_server": 2250,
-    "models": 2416,
+    "model_server": 2251,
+    "models": 2995,
     "router": 5523,
-    "runtime": 5732,
+    "runtime": 5409,
     "scheduling": 2210,
-    "tests": 30572,
-    "text": 2008,
-    "others": 8371,
+    "tests": 30578,
+    "text": 2009,
+    "others": 7616,
 }
-PRODUCT_LINES = 41615  # all but tests, benchmarks, client and learn
-SHORT_FILES = 41
-LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
+PRODUCT_LINES = 41046  # all but tests, benchmarks, client and learn
+SHORT_FILES = 39
+LONG_FUNCTIONS = 9
+REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
 
 
 @functools.cache
