@@ -7,7 +7,7 @@ model's context or its vocabulary limits further is checked later.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -52,6 +52,17 @@ Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 Penalty = Annotated[float, Field(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)]
+
+
+def _boolean(value: Any) -> Any:
+    """Python, and so a Literal, takes 0 for False and 1 for True; JSON does not."""
+    if not isinstance(value, bool):
+        raise ValueError("no boolean")
+    return value
+
+
+No = Annotated[Literal[False], BeforeValidator(_boolean)]
+Yes = Annotated[Literal[True], BeforeValidator(_boolean)]
 
 
 def at_most(entries: int) -> BeforeValidator:

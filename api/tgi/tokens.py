@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from flask import Response, request
 from msgspec import Raw
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
-from api.limits import CountOrZero
+from api.limits import CountOrZero, No
 from api.openai.errors import OpenAIError, with_openai_errors
 from api.openai.fields.messages import Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
@@ -60,9 +60,7 @@ class TokenizeChat(_TokenizeRequest):
     tools: Tools = None
     add_generation_prompt: bool | None = Field(None, description="true or false")
     chat_template_kwargs: TemplateNames = None
-    continue_final_message: Literal[False] | None = Field(
-        None, description="left out: it is not supported"
-    )
+    continue_final_message: No | None = Field(None, description="left out: it is not supported")
 
 
 class Tokens(TypedDict):

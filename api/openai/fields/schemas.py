@@ -52,7 +52,7 @@ class NotOffered(Constrained):
 
     allowed_token_ids: None = left_out()
     bad_words: Annotated[list[Any], Field(max_length=0)] | None = left_out()
-    use_beam_search: Literal[False] | None = left_out()
+    use_beam_search: limits.No | None = left_out()
     typical_p: Annotated[float, Field(ge=1, le=1)] | None = left_out()
     repeat_penalty: Annotated[float, Field(ge=1, le=1)] | None = left_out()
     mirostat: Annotated[int, Field(ge=0, le=0)] | None = left_out()
@@ -69,8 +69,8 @@ class NotOffered(Constrained):
     thinking_token_budget: None = left_out()
     chat_template: None = left_out()
     documents: Annotated[list[Any], Field(max_length=0)] | None = left_out()
-    continue_final_message: Literal[False] | None = left_out()
-    include_reasoning: Literal[True] | None = left_out()
+    continue_final_message: limits.No | None = left_out()
+    include_reasoning: limits.Yes | None = left_out()
     lora: Annotated[list[Any], Field(max_length=0)] | None = left_out()
     lora_path: None = left_out()
 

@@ -118,6 +118,7 @@ WRONG: list[tuple[str, object]] = [
     ("guided_json", {"type": "strin"}), ("guided_json", "{"), ("min_tokens", CONTEXT),
     ("stop_token_ids", [257]), ("stop_token_ids", [1] * 257), ("allowed_token_ids", [1]),
     ("bad_words", ["x"]), ("use_beam_search", True), ("mirostat", 2), ("typical_p", 0.5),
+    ("use_beam_search", 0), ("continue_final_message", 0.0), ("include_reasoning", 1),
     ("continue_final_message", True), ("chat_template", "{{ 1 }}"), ("grammar", "start: missing"),
     ("json_schema", {"type": "strin"}), ("regex", "("), ("n_predict", 3),
     ("truncate_prompt_tokens", -1),
