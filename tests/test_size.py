@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8639,
+    "api": 8648,
     "benchmarks": 6374,
     "client": 8243,
     "deferred": 3097,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5523,
     "runtime": 5409,
     "scheduling": 2210,
-    "tests": 30578,
+    "tests": 30579,
     "text": 2009,
     "others": 7616,
 }
-PRODUCT_LINES = 41046  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41055  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 9
 REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
