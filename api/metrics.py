@@ -84,8 +84,8 @@ def _family(kind: Kind, name: str, text: str, values: Mapping[Any, Any], *labels
     the buckets and sum of a histogram."""
     family = kind(name, text, labels=labels)
     for key, value in values.items():
-        told = value if isinstance(value, tuple) else (value,)
-        family.add_metric([key] if len(labels) == 1 else key, *told)
+        numbers = value if isinstance(value, tuple) else (value,)
+        family.add_metric([key] if len(labels) == 1 else key, *numbers)
     if kind is CounterMetricFamily and name.startswith("tgi_"):  # TGI's have no _total
         family.samples = [sample._replace(name=name) for sample in family.samples]
     return family

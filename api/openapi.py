@@ -42,13 +42,13 @@ class Answer(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> Json:
-        told = handler(schema)
-        own = handler.resolve_ref_schema(told)
+        reference = handler(schema)
+        own = handler.resolve_ref_schema(reference)
         for one in own["properties"].values():
             one.pop("default", None)
         fields = cls.model_fields.items()
         own["required"] = [name for name, one in fields if one.default is not MISSING]
-        return told
+        return reference
 
 
 def respond(answer: Answer) -> Response:
@@ -124,13 +124,13 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
         refusals = [401] if locked else []
         if not keys or method not in READS:
             refusals.append(403)
-        told = _described(operation, lambda form: schemas[repr(form), "validation"], refusals)
+        described = _described(operation, lambda form: schemas[repr(form), "validation"], refusals)
         names = sorted(re.findall(r"{(\w+)}", path))
         own = [{"name": name, "in": "path", "required": True} for name in names]
-        told["parameters"][:0] = [{**one, "schema": {"type": "string"}} for one in own]
+        described["parameters"][:0] = [{**one, "schema": {"type": "string"}} for one in own]
         if not locked:
-            told["security"] = []
-        paths.setdefault(path, {})[method.lower()] = told
+            described["security"] = []
+        paths.setdefault(path, {})[method.lower()] = described
     document = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": "1"},
@@ -185,7 +185,7 @@ def _described(
     for status in sorted({*operation.statuses, *refusals}):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
     query = operation.query.items()
-    told: Json = {
+    described: Json = {
         "parameters": [{"name": name, "in": "query", "schema": form} for name, form in query],
         "responses": responses,
     }
@@ -194,5 +194,5 @@ def _described(
         ("multipart/form-data", operation.form),
     ):
         if form is not None:
-            told["requestBody"] = {"required": True, "content": {media: {"schema": form}}}
-    return told
+            described["requestBody"] = {"required": True, "content": {media: {"schema": form}}}
+    return described

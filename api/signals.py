@@ -52,8 +52,8 @@ def signal(
     owner: str,
     most_urgent: int,
 ) -> None:
-    """Gives requests what their client told. A field overrides its header. `owner`: of the key;
-    "" if none is required. `most_urgent`: the lowest priority allowed. Raises ApiError."""
+    """Gives requests what their client says of them. A field overrides its header. `owner`: of the
+    key; "" if none is required. `most_urgent`: the lowest priority allowed. Raises ApiError."""
     names = []
     for said, header in ((asked.user, USER), (asked.program, PROGRAM)):
         names.append(said or headers.get(header, ""))
@@ -66,10 +66,10 @@ def signal(
     user, program = names
     priority = asked.priority
     if priority is None:
-        told = headers.get(PRIORITY_HEADER, "0")
-        if not re.fullmatch(r"[+-]?[0-9]{1,10}", told) or not -(2**31) <= int(told) < 2**31:
-            raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(told)}")
-        priority = int(told)
+        given = headers.get(PRIORITY_HEADER, "0")
+        if not re.fullmatch(r"[+-]?[0-9]{1,10}", given) or not -(2**31) <= int(given) < 2**31:
+            raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(given)}")
+        priority = int(given)
     if priority < most_urgent:
         raise ApiError(
             400,
@@ -93,6 +93,6 @@ def _number(*names: str) -> int:
         return 0
     digest = hashlib.blake2b(key=SALT, digest_size=8)
     for name in names:
-        told = name.encode()
-        digest.update(len(told).to_bytes(8) + told)
+        encoded = name.encode()
+        digest.update(len(encoded).to_bytes(8) + encoded)
     return int.from_bytes(digest.digest()) >> 1

@@ -77,17 +77,17 @@ def event_stream(
     client, updated = request.environ.get("gunicorn.socket"), inferences[0].updated
     cancel = partial(service.cancel, *inferences)
     unwatch = service.departures.watch(client, cancel)
-    told = _guarded(events, shape)
+    guarded = _guarded(events, shape)
     silent_s = service.clock() - inferences[0].arrival_s  # it may have been pending in the intake
     if not updated.wait(max(0.0, service.config.stream_heartbeat - silent_s)):
-        told = itertools.chain([COMMENT], told)
+        guarded = itertools.chain([COMMENT], guarded)
     else:
         for inference in inferences:
             if (record := inference.record) is not None and record.generated == 0:
                 unwatch()
                 cancel()
                 service.outcome(inference)
-    return stream_of(service, inferences, told, unwatch, cancel)
+    return stream_of(service, inferences, guarded, unwatch, cancel)
 
 
 def stream_of(

@@ -204,11 +204,11 @@ class CompletionForm(_Form):
         return {**self._chunk_head, "object": "text_completion", "choices": [], "usage": usage}
 
     def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> Completion:
-        told = [chunk for segment in joined(parts, choices) for chunk in self.chunks(segment)]
+        chunks = [chunk for segment in joined(parts, choices) for chunk in self.chunks(segment)]
         return {
             **self._head,
             "object": "text_completion",
-            "choices": [choice for chunk in told for choice in chunk["choices"]],
+            "choices": [choice for chunk in chunks for choice in chunk["choices"]],
             "usage": usage,
         }
 

@@ -193,12 +193,12 @@ class Generations:
         service, template = self._service, self._service.template
         if reserved := (names or {}).keys() & template.reserved:
             raise invalid("chat_template_kwargs", f"must not have {show(min(reserved))}")
-        told = list(for_template(messages))
+        conversation = list(for_template(messages))
         tools = [] if offer is None else offer.for_template()
         try:
-            with service.turns.of(characters(told, tools, names or {})):
+            with service.turns.of(characters(conversation, tools, names or {})):
                 text = template.text(
-                    told, tools, add_generation_prompt=add_generation_prompt, names=names
+                    conversation, tools, add_generation_prompt=add_generation_prompt, names=names
                 )
                 if fit:
                     service.require_fit("messages", text)

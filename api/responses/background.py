@@ -45,8 +45,8 @@ class Background:
         """Call it before the requests are submitted. The stored response gets its end."""
         if call.wanted.stream:
             self._logs.open(call.id)
-            for told in call.output.opening():
-                self._logs.add(call.id, told)
+            for new in call.output.opening():
+                self._logs.add(call.id, new)
         reading = self._read(call)
         updated = _Calling(lambda: self._executor.submit(next, reading, None))
         for inference in call.generation.inferences:
@@ -69,11 +69,11 @@ class Background:
         """Continues at each update."""
         output = call.output
         try:
-            for told in call.read():
-                if told is None:
+            for new in call.read():
+                if new is None:
                     yield
                 else:
-                    self._logs.add(call.id, told)
+                    self._logs.add(call.id, new)
         except ApiError as error:
             output.fail(error.message)
         except Exception as error:
@@ -99,8 +99,8 @@ class _Calling(threading.Event):
         self._call()
 
 
-def encoded(told: Event) -> bytes:
-    return b"event: " + told.type.encode() + b"\n" + event(told)
+def encoded(new: Event) -> bytes:
+    return b"event: " + new.type.encode() + b"\n" + event(new)
 
 
 class EventLogs:
@@ -116,12 +116,12 @@ class EventLogs:
         with self._lock:
             self._logs[response_id] = _Log()
 
-    def add(self, response_id: str, told: Event, *, last: bool = False) -> None:
+    def add(self, response_id: str, new: Event, *, last: bool = False) -> None:
         """Without effect for a response whose events were dropped."""
         with self._lock:
             if (log := self._logs.get(response_id)) is None:
                 return
-            log.events.append(encoded(told))
+            log.events.append(encoded(new))
             log.complete = last
             self._bytes += len(log.events[-1])
             while self._bytes > self._most_bytes:
@@ -182,9 +182,9 @@ class Following:
                 yield event(error_shape(ApiError(400, GONE, param="stream")))
                 return
             complete = log.complete  # read before the events: none follow
-            for told in log.events[self._next :]:
+            for new in log.events[self._next :]:
                 self._next += 1
-                yield told
+                yield new
             if complete:
                 return
             yield None

@@ -229,8 +229,8 @@ class ResponseCalls:
         output, first = call.output, call.generation.inferences[0]
 
         def events() -> Iterator[bytes | None]:
-            for told in output.opening():
-                yield encoded(told)
+            for new in output.opening():
+                yield encoded(new)
             try:
                 for found in call.read():
                     yield None if found is None else encoded(found)
