@@ -57,7 +57,10 @@ class Speculation:
             return {}
         work = Work.of(cast(Sequence[Advance], rows))
         drafts = self._best([(most, self._share(row), row) for row, most in may], work, most_drafts)
-        self._forget([row for row, _ in may if row.id not in drafts])
+        for row, _ in may:
+            if row.id not in drafts:
+                row.draft_hits *= KEPT_WITHOUT
+                row.draft_trials *= KEPT_WITHOUT
         if not drafts:
             self._hits *= KEPT_WITHOUT
             self._trials *= KEPT_WITHOUT
@@ -82,12 +85,6 @@ class Speculation:
         """Of its drafts, those that are likely to be accepted."""
         of_all = (self._hits + WEIGHT * AT_FIRST) / (self._trials + WEIGHT)
         return (row.draft_hits + WEIGHT * of_all) / (row.draft_trials + WEIGHT)
-
-    @staticmethod
-    def _forget(rows: Sequence[Inference]) -> None:
-        for row in rows:
-            row.draft_hits *= KEPT_WITHOUT
-            row.draft_trials *= KEPT_WITHOUT
 
     def _best(
         self, may: Sequence[tuple[int, float, Inference]], work: Work, most_drafts: int

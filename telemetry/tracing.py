@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -34,13 +34,9 @@ class Tracing:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
-        lowered = {key.lower(): value for key, value in headers.items()}
-        return Traced(
-            self,
-            self.tracer.start_span(
-                name, extract(lowered), kind=SpanKind.SERVER, start_time=start_ns
-            ),
-        )
+        context = extract({key.lower(): value for key, value in headers.items()})
+        span = self.tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=start_ns)
+        return Traced(self.tracer, span)
 
     def close(self) -> None:
         """Sends the remaining spans, at the end of the process."""
@@ -51,17 +47,16 @@ class Tracing:
 class Traced:
     """An open span."""
 
-    tracing: Tracing
+    tracer: Tracer
     span: Span
 
-    def begin(self, name: str, start_ns: int) -> Traced:
-        """Begins a child span."""
+    def begin(self, name: str, start_ns: int, **options: Any) -> Traced:
+        """Begins a child span. `options`: as of OpenTelemetry's `start_span`."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(self.span)
-        return Traced(
-            self.tracing, self.tracing.tracer.start_span(name, context, start_time=start_ns)
-        )
+        span = self.tracer.start_span(name, context, start_time=start_ns, **options)
+        return Traced(self.tracer, span)
 
     def part(self, name: str, start_ns: int, end_ns: int) -> None:
         """Adds a child span that has ended."""
@@ -70,12 +65,9 @@ class Traced:
     @contextmanager
     def call(self, name: str, attributes: Attributes) -> Iterator[dict[str, str]]:
         """A call to another process; returns the headers with which it continues the trace."""
-        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace import SpanKind
 
-        span = self.tracing.tracer.start_span(
-            name, set_span_in_context(self.span), kind=SpanKind.CLIENT, attributes=attributes
-        )
-        calling = Traced(self.tracing, span)
+        calling = self.begin(name, time.time_ns(), kind=SpanKind.CLIENT, attributes=attributes)
         try:
             yield calling.headers
         except BaseException as error:

@@ -165,3 +165,13 @@ def test_a_prompt_waits_for_newcomers_before_it(
     plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
     assert advanced(plan) == planned
     assert not plan.preempt
+
+
+def test_of_equal_programs_the_one_that_has_waited_longest_is_first() -> None:
+    order = Program()
+    call, other = Shown(1, program=1), Shown(2, program=2)
+    assert order_of(order, [call, other]) == [1, 2]
+    # the first program stopped waiting, and its next call begins to
+    assert order_of(order, [other, later := Shown(3, program=1)]) == [2, 3]
+    # the second one still waits, with a further call
+    assert order_of(order, [other, later, Shown(4, program=2)]) == [2, 4, 3]
