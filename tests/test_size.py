@@ -30,11 +30,11 @@ LINES = {
     "router": 5523,
     "runtime": 5409,
     "scheduling": 2210,
-    "tests": 30579,
+    "tests": 30589,
     "text": 2009,
-    "others": 7616,
+    "others": 7605,
 }
-PRODUCT_LINES = 41055  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41044  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 9
 REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
