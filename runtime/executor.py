@@ -3,7 +3,7 @@
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
 which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
 computed within `start`; a GPU is given its work there, and its results are read in
-`Iteration.result`, while the next iteration may run already.
+`LocalIteration.result`, while the next iteration may run already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import masks_of
-from runtime.iteration import Guesses, Iteration, ReadBack, with_our_errors
+from runtime.iteration import Guesses, LocalIteration, ReadBack, with_our_errors
 from runtime.layers import use_kernels
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.choice import is_batch_invariant, pack_linears
@@ -123,7 +123,7 @@ class Executor(ABC):
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler(kernel=bool(kernel))
-        self._started: Iteration | None = None
+        self._started: LocalIteration | None = None
         self._kernel = kernel
         widest_bytes = network.config.mlp_width * dtype.itemsize  # of a token, within an MLP
         self._pass_tokens = PASS_BYTES // widest_bytes
@@ -197,7 +197,7 @@ class Executor(ABC):
 
     @torch.inference_mode()
     @with_our_errors
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> LocalIteration:
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
         before, newest = self._started, None
         if before is not None:
@@ -214,7 +214,7 @@ class Executor(ABC):
         for i in compress(each, of.blocks):
             rows[i].table.extend(of.blocks[i])
         flat = self.lay_out(of, rows, drafts)
-        iteration = Iteration.of(before, start_s, of, rows, drafts, flat, self.device)
+        iteration = LocalIteration.of(before, start_s, of, rows, drafts, flat, self.device)
         hidden, logits, sent = self._run(iteration, newest)
         found: list[Tensor] = []
         drawn: Tensor | None = None
@@ -242,7 +242,7 @@ class Executor(ABC):
         return iteration
 
     def _run(
-        self, iteration: Iteration, newest: Tensor | None
+        self, iteration: LocalIteration, newest: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states `[K, C]` of the places that are kept, logits `[draws, V]` after those of
         them that are drawn from, and the numbers `also`, on the device. `newest` `[draws]`: what

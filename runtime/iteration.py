@@ -109,12 +109,12 @@ class ReadBack:
 
 
 @dataclass(slots=True)
-class Iteration:
+class LocalIteration:
     """What it computes, what it yields beside keys and values, and, once it is launched (on a CPU:
     computed), what is read of it. A `seams.Pending`."""
 
     device: torch.device
-    before: Iteration | None  # the one that was launched before this one, if it is not read
+    before: LocalIteration | None  # the one that was launched before this one, if it is not read
     start_s: float
     rows: Sequence[KnownSequence]
     drafts: Guesses  # a token is drawn after each
@@ -135,14 +135,14 @@ class Iteration:
     @classmethod
     def of(
         cls,
-        before: Iteration | None,
+        before: LocalIteration | None,
         start_s: float,
         steps: Columns,
         rows: Sequence[KnownSequence],
         drafts: Guesses,
         flat: Flat,
         device: torch.device,
-    ) -> Iteration:
+    ) -> LocalIteration:
         draws = drawing = list(compress(range(len(rows)), steps.draws))
         known: list[KnownSequence | Ahead] = list(compress(rows, steps.draws))
         last = flat.ends[drawing] - 1

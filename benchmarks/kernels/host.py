@@ -28,7 +28,7 @@ from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
 from runtime.gpu.device import Device
 from runtime.gpu.paged import Packed
-from runtime.iteration import Iteration
+from runtime.iteration import LocalIteration
 from scheduling.policies.stall_free import StallFree
 from seams import Step
 from serving.thread import collect_less
@@ -51,7 +51,7 @@ class Hosted(DynamicBatchingServerModel):
         self.gpu._forward = self.gpu._run = _zeros  # type: ignore[assignment, method-assign]
         self.gpu.record_graphs(rows)
 
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> LocalIteration:
         begin_s = time.thread_time()
         started = super().start(steps, released)
         self.spent_s += time.thread_time() - begin_s

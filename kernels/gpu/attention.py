@@ -233,6 +233,14 @@ class Launch(NamedTuple):
 CANDIDATES = (Launch(), Launch(4, 3), Launch(8, 2))
 
 
+# int32: rows `[R, 5]`, each the flat index of its first token, its tokens, its keys, the new ones
+# included, where its blocks begin in `tables`, and the first of its tiles if it has a single
+# token; tiles `[T, 2]`, each a row and a number. Tiles of rows of a single token come first,
+# `singles` of them: one for each `SPLIT_KEYS` keys, up to `MOST_SPLITS`, numbered from 0; with
+# `splits`, some rows have several. Others have tiles of `queries_per_tile` over the query heads
+# that share a KV head; the number is that of the first token. A tile of a row without tokens and
+# keys computes nothing. `shared`: some rows are tokens of the same sequence, so that one reads
+# what another stores.
 @operator(
     lambda q, *_, **__: torch.empty(q.shape, dtype=q.dtype, device=q.device),
     changes=("keys", "values"),
@@ -256,15 +264,7 @@ def attend(
 ) -> Tensor:
     """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
     `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
-
-    int32: rows `[R, 5]`, each the flat index of its first token, its tokens, its keys, the new ones
-    included, where its blocks begin in `tables`, and the first of its tiles if it has a single
-    token; tiles `[T, 2]`, each a row and a number. Tiles of rows of a single token come first,
-    `singles` of them: one for each `SPLIT_KEYS` keys, up to `MOST_SPLITS`, numbered from 0; with
-    `splits`, some rows have several. Others have tiles of `queries_per_tile` over the query heads
-    that share a KV head; the number is that of the first token. A tile of a row without
-    tokens and keys computes nothing. `shared`: some rows are tokens of the same sequence, so that
-    one reads what another stores. `warps`, `stages`: of a `Launch`.
+    The other numbers: see above. `warps`, `stages`: of a `Launch`.
     """
     tokens, heads, dim = q.shape
     _, block_tokens, kv_heads, _ = keys.shape

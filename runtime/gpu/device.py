@@ -18,7 +18,7 @@ from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import Graphs, Ran, is_every, sources_of
 from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, sent_alone
 from runtime.gpu.tables import KeptTables, News
-from runtime.iteration import Iteration
+from runtime.iteration import LocalIteration
 from runtime.transfer import Array, send
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Device:
         PagedAttention(of, self._pool)(0, q, k, v)
 
     def __call__(
-        self, iteration: Iteration, newest: Tensor | None
+        self, iteration: LocalIteration, newest: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """As `Executor._run`. The numbers `also` are sent in the same copy as the others."""
         drawn, also = iteration.drawn, iteration.also
