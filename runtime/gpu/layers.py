@@ -25,8 +25,8 @@ def adapt(network: Network, *, kernels: bool) -> None:
     from kernels.gpu import layers  # Triton is part of torch's CUDA build only
 
     for module in list(network.modules()):
-        if isinstance(module, DecoderBlock):
-            module.rotation = TritonRotation(module.rotation.query_scale)
+        if isinstance(module, DecoderBlock) and not isinstance(module.rotation, TritonRotation):
+            module.rotation = TritonRotation(module)
         for name, child in list(module.named_children()):
             match child:
                 case AddRMSNorm():
@@ -63,6 +63,12 @@ class OneLaunch(nn.Module):
 class TritonRotation(Rotation):
     """A Rotation in one launch, in place."""
 
+    def __init__(self, block: DecoderBlock) -> None:
+        super().__init__(block.rotation.query_scale)
+        norms = block.q_norm, block.k_norm
+        self._weights = [None if norm is None else norm.weight for norm in norms]
+        self._eps = 0.0 if block.q_norm is None else block.q_norm.eps
+
     def forward(
         self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
     ) -> tuple[Tensor, Tensor]:
@@ -71,8 +77,7 @@ class TritonRotation(Rotation):
             return super().forward(q, k, turns, q_norm, k_norm)
         from kernels.gpu.layers import rotate
 
-        weights = [None if norm is None else norm.weight for norm in (q_norm, k_norm)]
-        rotate(q, k, *turns, *weights, 0.0 if q_norm is None else q_norm.eps, self.query_scale)
+        rotate(q, k, *turns, *self._weights, self._eps, self.query_scale)
         return q, k
 
 
