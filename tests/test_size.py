@@ -28,16 +28,16 @@ LINES = {
     "model_server": 2251,
     "models": 2995,
     "router": 5523,
-    "runtime": 5409,
+    "runtime": 5414,
     "scheduling": 2210,
     "tests": 30589,
     "text": 2009,
     "others": 7605,
 }
-PRODUCT_LINES = 41044  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41049  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
-LONG_FUNCTIONS = 9
-REPEATED_CLASS_NAMES = 19  # names that two classes outside the tests have
+LONG_FUNCTIONS = 8
+REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
 
 
 @functools.cache
