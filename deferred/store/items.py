@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from sqlalchemy import and_, func, insert, select, tuple_, update
+from sqlalchemy import and_, bindparam, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from deferred.entities import (
@@ -29,6 +29,45 @@ from deferred.store.transitions import LEASE_S, give_back, lock_batches, lock_le
 ITEMS_A_COMMIT = 500
 BYTES_A_COMMIT = 4 * 2**20
 CLAIM_BYTES = 8 * 2**20  # of bodies in memory at once
+
+
+# Built once, as `PROGRESS` is: they run for every few lines.
+HELD = select(BatchItem.batch, BatchItem.line, BatchItem.attempt).where(
+    BatchItem.lease_owner == bindparam("worker"), BatchItem.state == "running"
+)
+# A statement apart from CLAIM: inside it, PostgreSQL may evaluate it for each row and claim more
+# than `most`. SQLAlchemy leaves the lock out on SQLite, which has one writer.
+NEXT = (
+    select(
+        BatchItem.line,
+        select(func.length(ItemBody.body))
+        .where(ItemBody.batch == BatchItem.batch, ItemBody.line == BatchItem.line)
+        .scalar_subquery(),
+    )
+    .where(BatchItem.batch == bindparam("of_batch"), BatchItem.state == "pending")
+    .order_by(BatchItem.line)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+CLAIM = (
+    update(BatchItem)
+    .where(
+        BatchItem.batch == bindparam("of_batch"),
+        BatchItem.state == "pending",
+        BatchItem.line.in_(bindparam("of_lines", expanding=True)),
+    )
+    .values(
+        state="running",
+        lease_owner=bindparam("worker"),
+        lease_until=bindparam("until"),
+        attempt=BatchItem.attempt + 1,
+    )
+    .returning(BatchItem.line, BatchItem.attempt, BatchItem.custom_id, BatchItem.lost)
+)
+BODIES = select(ItemBody.line, ItemBody.body).where(
+    ItemBody.batch == bindparam("of_batch"),
+    ItemBody.line.in_(bindparam("of_lines", expanding=True)),
+)
 
 
 class Items:
@@ -196,20 +235,7 @@ def _next_lines(
 ) -> tuple[list[int], bool]:
     """Locks and returns the batch's next pending lines, at most `n`, that fit into `most_bytes`;
     also returns whether all of them fit."""
-    # A separate statement: inside the update, PostgreSQL may evaluate it for each row and claim
-    # more than n. SQLAlchemy leaves the lock out on SQLite, which has one writer.
-    size_bytes = (
-        select(func.length(ItemBody.body))
-        .where(ItemBody.batch == BatchItem.batch, ItemBody.line == BatchItem.line)
-        .scalar_subquery()
-    )
-    found = session.execute(
-        select(BatchItem.line, size_bytes)
-        .where(BatchItem.batch == batch.number, BatchItem.state == "pending")
-        .order_by(BatchItem.line)
-        .limit(n)
-        .with_for_update(skip_locked=True)
-    ).all()
+    found = session.execute(NEXT, {"of_batch": batch.number, "most": n}).all()
     fit = sum(end <= most_bytes for end in accumulate(size for _, size in found))
     if one_at_least:
         fit = max(fit, 1)
@@ -221,28 +247,10 @@ def _claim_lines(
 ) -> list[Item]:
     if not lines:
         return []
-    claimed = session.execute(
-        update(BatchItem)
-        .where(
-            BatchItem.batch == batch.number,
-            BatchItem.state == "pending",
-            BatchItem.line.in_(lines),
-        )
-        .values(
-            state="running",
-            lease_owner=worker,
-            lease_until=now_s + LEASE_S,
-            attempt=BatchItem.attempt + 1,
-        )
-        .returning(BatchItem.line, BatchItem.attempt, BatchItem.custom_id, BatchItem.lost)
-    ).all()
-    bodies = dict(
-        session.execute(
-            select(ItemBody.line, ItemBody.body).where(
-                ItemBody.batch == batch.number, ItemBody.line.in_(lines)
-            )
-        ).all()
-    )
+    which = {"of_batch": batch.number, "of_lines": lines}
+    lease = {"worker": worker, "until": now_s + LEASE_S}
+    claimed = session.connection().execute(CLAIM, {**which, **lease}).all()
+    bodies = dict(session.execute(BODIES, which).all())
     return [
         Item(batch, Lease(batch.number, line, attempt), custom_id, bodies[line], lost)
         for line, attempt, custom_id, lost in sorted(claimed)
@@ -250,12 +258,7 @@ def _claim_lines(
 
 
 def _held(session: Session, worker: str) -> set[Lease]:
-    rows = session.execute(
-        select(BatchItem.batch, BatchItem.line, BatchItem.attempt).where(
-            BatchItem.lease_owner == worker, BatchItem.state == "running"
-        )
-    )
-    return {Lease(*row) for row in rows}
+    return {Lease(*row) for row in session.execute(HELD, {"worker": worker})}
 
 
 def _record(session: Session, batches: Sequence[Batch], results: Sequence[LineResult]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import ColumnElement, and_, delete, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from deferred.entities import (
@@ -25,13 +25,16 @@ HEARTBEAT_S = 10.0  # between two heartbeats of a worker
 CANCELLING_S = 600.0  # running lines may continue for so long: OpenAI's API, "Cancel batch"
 
 
+LOCK = (  # built once: it runs for every few lines
+    select(Batch)
+    .where(Batch.number.in_(bindparam("numbers", expanding=True)))
+    .order_by(Batch.number)
+    .with_for_update()
+)
+
+
 def lock_batches(session: Session, numbers: Iterable[int]) -> Sequence[Batch]:
-    return session.scalars(
-        select(Batch)
-        .where(Batch.number.in_(sorted(set(numbers))))
-        .order_by(Batch.number)
-        .with_for_update()
-    ).all()
+    return session.scalars(LOCK, {"numbers": sorted(set(numbers))}).all()
 
 
 def lock_leased(

@@ -14,6 +14,7 @@ from deferred.entities import LineError, NewItem
 from deferred.lines import ENDPOINTS, MOST_CUSTOM_ID, Envelopes, split
 
 MOST = 40
+ENVELOPE: dict[str, object] = {"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}}
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=10))
@@ -31,9 +32,8 @@ def test_lines_are_the_same_however_the_bytes_come(data: bytes, cuts: list[int])
 
 
 def judged(mark: bytes = b"", **changes: object) -> NewItem | LineError:
-    envelope = {"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}, **changes}
     envelopes = Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000)
-    return envelopes.judge(7, mark + json.dumps(envelope).encode())
+    return envelopes.judge(7, mark + json.dumps({**ENVELOPE, **changes}).encode())
 
 
 def test_a_valid_line_keeps_its_body_unchanged() -> None:
@@ -50,6 +50,31 @@ def test_a_custom_id_is_a_text_that_every_store_can_hold(id: object) -> None:
     fault = judged(custom_id=id)
     assert isinstance(fault, LineError)
     assert (fault.code, fault.param, fault.line) == ("invalid_custom_id", "custom_id", 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        *[({name: None}, "missing_required_parameter", name) for name in ENVELOPE],
+        *[({name: ...}, "missing_required_parameter", name) for name in ENVELOPE],
+        ({"method": "GET"}, "invalid_method", "method"),
+        ({"url": ENDPOINTS[1]}, "url_mismatch", "url"),
+        ({"body": []}, "invalid_body", "body"),
+        ({"body": {"stream": True}}, "stream_not_supported", "body.stream"),
+    ],
+)
+def test_a_fault_is_named_with_its_field(changes: dict[str, object], code: str, param: str) -> None:
+    given = {name: value for name, value in {**ENVELOPE, **changes}.items() if value is not ...}
+    fault = Envelopes(ENDPOINTS[0], ["m"], 10_000).judge(7, json.dumps(given).encode())
+    assert isinstance(fault, LineError)
+    assert (fault.code, fault.param, fault.line) == (code, param, 7)
+
+
+def test_all_lines_of_a_file_name_one_model() -> None:
+    envelopes = Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000)
+    for model, code in (("m", None), ("alias", "model_mismatch"), ("m", None)):
+        verdict = envelopes.judge(1, json.dumps({**ENVELOPE, "body": {"model": model}}).encode())
+        assert getattr(verdict, "code", None) == code
 
 
 def test_a_line_may_name_the_model_by_any_of_its_names() -> None:
