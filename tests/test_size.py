@@ -22,7 +22,7 @@ LINES = {
     "api": 8648,
     "benchmarks": 6374,
     "client": 8243,
-    "deferred": 3097,
+    "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
     "model_server": 2251,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5523,
     "runtime": 5414,
     "scheduling": 2210,
-    "tests": 30589,
+    "tests": 30614,
     "text": 2009,
     "others": 7605,
 }
-PRODUCT_LINES = 41049  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41055  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
