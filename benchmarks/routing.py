@@ -31,7 +31,7 @@ from router.rules.load import RequestWork, StatedUsage
 from router.rules.messages.request_body import parse_body, prefixes
 from router.rules.policies import POLICIES
 from router.rules.queues import Arrival
-from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest
+from router.rules.request import AttemptEnd, DispatchLimits, RoutedRequest
 from router.rules.upstream import Spec
 
 ROWS, KEPT = 16, 4  # of an iteration; system prompts whose keys and values a server keeps
@@ -61,9 +61,7 @@ ONE = Scenario("one system prompt", 1.0, 1, 1500, 28.0, 50)
 POLICY = {SLOW: "least-tokens", SHARED: "prefix", ONE: "prefix"}  # compared with least-work
 
 
-class Arriving(NamedTuple):
-    at: float
-    body: bytes
+Arriving = tuple[float, bytes]  # when, and its body
 
 
 def arrivals(of: Scenario, seconds: float, seed: int) -> list[Arriving]:
@@ -75,7 +73,7 @@ def arrivals(of: Scenario, seconds: float, seed: int) -> list[Arriving]:
         most = min(MOST_OUTPUT, 1 + int(rng.expovariate(1 / MEAN_OUTPUT)))
         messages = [{"role": "system", "content": system}, {"role": "user", "content": own}]
         asked = {"model": "m", "messages": messages, "max_tokens": most, "stream": True}
-        found.append(Arriving(at, json.dumps(asked).encode()))
+        found.append((at, json.dumps(asked).encode()))
     return found
 
 
@@ -177,7 +175,7 @@ class VirtualFleet:
             self.now, _, what = heapq.heappop(self._events)
             what()
 
-    def ask(self, router: Dispatcher, body: bytes) -> RoutedRequest:
+    def ask(self, router: Dispatcher, body: bytes) -> None:
         read = parse_body(body)
         work = RequestWork(len(read.prompt), read.max_tokens)
         request = RoutedRequest("m", prefixes=prefixes(b"", read.prompt), work=work)
@@ -185,7 +183,6 @@ class VirtualFleet:
         router.arrive(request, self.now)
         if request.upstream is not None:
             self._send(router, request)
-        return request
 
     def _send(self, router: Dispatcher, request: RoutedRequest) -> None:
         url = request.placed_on().url
@@ -209,8 +206,6 @@ class VirtualFleet:
         self._iterate(url)
 
     def _generated(self, router: Dispatcher, request: RoutedRequest, job: Job) -> None:
-        if request.state is not RequestState.PLACED:
-            return
         if job.generated == 1:
             self.ttft_s.append(self.now - request.arrived)
             router.began(request, self.now, self.servers[request.placed_on().url].load)

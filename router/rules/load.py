@@ -37,6 +37,8 @@ FOREIGN_WEIGHT, FOREIGN_HALVED_S = 0.05, 10.0
 LEFT_AT_LEAST = 0.25
 # Before anything was learned: bytes of the body's JSON in a token, tokens of a response.
 BYTES_PER_TOKEN, OUTPUT_TOKENS = 4.0, 128.0
+# However large a limit is: no client makes a server look busy for ever.
+MOST_EXPECTED = 1e5
 
 
 class StatedUsage(NamedTuple):
@@ -78,7 +80,7 @@ class Forecast:
     def expect(self, work: RequestWork) -> None:
         work.prompt = work.prompt_bytes / self.bytes_per_token
         most = work.max_tokens
-        work.output = self.output if most is None else self.share * most
+        work.output = min(self.output if most is None else self.share * most, MOST_EXPECTED)
 
     def learn(self, work: RequestWork, usage: StatedUsage) -> None:
         if usage.prompt and work.prompt_bytes:
