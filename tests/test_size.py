@@ -20,21 +20,21 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8648,
-    "benchmarks": 6374,
+    "benchmarks": 6369,
     "client": 8243,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
     "model_server": 2251,
     "models": 2995,
-    "router": 5523,
+    "router": 5525,
     "runtime": 5414,
     "scheduling": 2210,
-    "tests": 30614,
+    "tests": 30584,
     "text": 2009,
     "others": 7605,
 }
-PRODUCT_LINES = 41055  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41057  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 8
 REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
