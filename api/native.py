@@ -19,7 +19,7 @@ from api.follow import Follower
 from api.http.body import read_body
 from api.http.errors import Error
 from api.openapi import GENERATING, Answer, plain_errors, respond
-from api.service import READY, Description, Health, Service
+from api.service import READY, Health, ServerDescription, Service
 from api.signals import Signals
 from api.stream import PLACE, around_text, event, event_stream, quoted
 from deferred.jobs import Jobs
@@ -76,7 +76,7 @@ class InferenceEnd(InferenceAnswer):
     done: Literal[True] = True
 
 
-class StatsAnswer(Figures, Description):
+class StatsAnswer(Figures, ServerDescription):
     jobs: dict[str, Any]
 
 

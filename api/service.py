@@ -45,7 +45,7 @@ FAILED_STATUS: Mapping[Cause | None, int] = {
 }
 
 
-class Description(TypedDict):
+class ServerDescription(TypedDict):
     """The running server; `model` is null while it is being loaded."""
 
     mode: Literal["nobatch", "static", "dynamic"]
@@ -105,7 +105,7 @@ class Service:
     )  # of OpenAI's APIs and /inference
     turns: EncodingTurns = field(default_factory=EncodingTurns)
 
-    def describe(self) -> Description:
+    def describe(self) -> ServerDescription:
         config, model, info = self.config, cast("LoadedModel | None", self.manager.model), None
         if model is not None:
             info = {**asdict(model.info), "sampling_defaults": self.defaults.stated}

@@ -36,7 +36,7 @@ MOST_PLAY_S = 10.0  # within this time
 TRACED_EVENTS = 2**13
 
 
-class Played(BaseModel):
+class PlayedRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: str = Field(min_length=1)
@@ -48,7 +48,7 @@ class PlayRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     requests: Annotated[
-        list[Annotated[Played, at_most(len(Played.model_fields))]],
+        list[Annotated[PlayedRequest, at_most(len(PlayedRequest.model_fields))]],
         Field(
             fail_fast=True,
             min_length=1,
@@ -108,10 +108,8 @@ def make_blueprint(service: Service) -> Blueprint:
         found = service.texts.find(number)
         if found is None:
             raise ApiError(404, f"the text of request {number} is not stored")
-        prompt, answer = (
-            _decoded(service, ids)
-            for ids in (found.ids[: found.prompt_tokens], found.ids[found.prompt_tokens :])
-        )
+        ids, split = list(found.ids), found.prompt_tokens
+        prompt, answer = (_decoded(service, some) for some in (ids[:split], ids[split:]))
         return respond(TextAnswer(prompt=prompt, answer=answer))
 
     @blueprint.get("/watch/trace")
@@ -184,7 +182,7 @@ def _events(service: Service, hub: Hub) -> Response:
     return response
 
 
-def _play(service: Service, requests: Sequence[Played]) -> PlayAnswer:
+def _play(service: Service, requests: Sequence[PlayedRequest]) -> PlayAnswer:
     taken: list[int] = []
     refused, start_s = 0, service.clock()
     for one in sorted(requests, key=lambda one: one.after_s):

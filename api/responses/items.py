@@ -13,7 +13,7 @@ from pydantic import MISSING, Field, SkipValidation, TypeAdapter
 from api.openai.fields.messages import RefusalPart
 from api.openai.forms import ChatToken
 from api.openapi import Answer
-from api.responses.schemas import CallItem, Item, MessageItem, Part, ReasoningItem, name_in
+from api.responses.schemas import CallItem, Item, MessageItem, MessagePart, ReasoningItem, name_in
 
 Json = dict[str, Any]
 Message = Json  # of `/v1/chat/completions`
@@ -127,7 +127,7 @@ def _stored(item: Item) -> InputItem:
     return FunctionCallOutput(id=item.id or new_id("fco"), call_id=item.call_id, output=output)
 
 
-def _part(role: str, part: str | Part | RefusalPart) -> InputText | OutputText | Refusal:
+def _part(role: str, part: str | MessagePart | RefusalPart) -> InputText | OutputText | Refusal:
     if isinstance(part, RefusalPart):
         return Refusal(refusal=part.refusal)
     text = part if isinstance(part, str) else part.text

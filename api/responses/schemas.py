@@ -40,7 +40,7 @@ Includable = Literal[  # all but logprobs belong to items that never occur here
 LOGPROBS: Includable = "message.output_text.logprobs"
 
 
-class Part(BaseModel):
+class MessagePart(BaseModel):
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -48,7 +48,8 @@ class Part(BaseModel):
 Content = (
     str
     | Annotated[
-        list[Annotated[Part | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)
+        list[Annotated[MessagePart | RefusalPart, Field(discriminator="type")]],
+        Field(fail_fast=True),
     ]
 )
 
