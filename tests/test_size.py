@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8648,
+    "api": 8647,
     "benchmarks": 6369,
     "client": 8243,
     "deferred": 3103,
@@ -34,10 +34,10 @@ LINES = {
     "text": 2009,
     "others": 7605,
 }
-PRODUCT_LINES = 41057  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41056  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
-LONG_FUNCTIONS = 8
-REPEATED_CLASS_NAMES = 18  # names that two classes outside the tests have
+LONG_FUNCTIONS = 7
+REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
 
 
 @functools.cache
