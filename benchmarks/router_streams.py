@@ -33,7 +33,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Upstream(asyncio.Protocol):
+class PacedUpstream(asyncio.Protocol):
     """A token every GAP_S on each stream, with the moment at which it was sent."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Upstream(asyncio.Protocol):
             self.transport.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
 
 
-class Client(asyncio.Protocol):
+class StreamReader(asyncio.Protocol):
     """Reads one stream: the lag of each token, in seconds."""
 
     def __init__(self, host: str, lags: list[float]) -> None:
@@ -97,7 +97,7 @@ class Client(asyncio.Protocol):
 
 async def serve(port: int) -> None:
     listener = await asyncio.get_running_loop().create_server(
-        Upstream, "127.0.0.1", port, backlog=4096
+        PacedUpstream, "127.0.0.1", port, backlog=4096
     )
     await listener.serve_forever()
 
@@ -109,7 +109,7 @@ async def read(url: str, streams: int) -> dict[str, float]:
     clients = []
     for _ in range(streams):
         _, client = await asyncio.get_running_loop().create_connection(
-            lambda: Client(parts.netloc, lags), parts.hostname or "", parts.port or 80
+            lambda: StreamReader(parts.netloc, lags), parts.hostname or "", parts.port or 80
         )
         clients.append(client)
         await asyncio.sleep(GAP_S / streams)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
@@ -34,7 +35,7 @@ from router.rules.policies import POLICIES
 from router.rules.queues import ORDERS
 from router.rules.request import DispatchLimits
 from router.rules.upstream import Spec
-from router.workers import BACKLOG, Seat, Supervisor, Workers
+from router.workers import BACKLOG, Seat, Workers, WorkerSupervisor
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 
@@ -101,6 +102,7 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         journal.start()
     probing = asyncio.create_task(prober.run())
     probing.add_done_callback(lambda _: stop.set())  # a router that no longer probes is broken
+    gc.freeze()  # what lives as long as the process is not searched, which delays all requests
     try:
         await stop.wait()
         await _drain(proxy, config.drain_timeout)
@@ -132,7 +134,7 @@ def run(config: RouterConfig) -> None:
     )[0]
     with socket.create_server((address[0], config.port), family=family, backlog=BACKLOG) as found:
         _tell_address(found.getsockname())
-        Supervisor(found, config.workers, lambda seat: uvloop.run(serve(config, seat))).run()
+        WorkerSupervisor(found, config.workers, lambda seat: uvloop.run(serve(config, seat))).run()
 
 
 def _tell_address(address: tuple[Any, ...]) -> None:

@@ -121,7 +121,7 @@ def _line(**message: Any) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerProcess:
     """A worker as the first process sees it."""
 
     number: int
@@ -136,20 +136,20 @@ class Worker:
 class Question:
     """What a worker asked, and the workers whose answers are missing."""
 
-    by: Worker | None
+    by: WorkerProcess | None
     number: int
-    missing: set[Worker]
+    missing: set[WorkerProcess]
     values: list[Any] = field(default_factory=list)
 
 
-class Supervisor:
+class WorkerSupervisor:
     """The first process. `work` runs a worker until it ends."""
 
     def __init__(self, listener: socket.socket, count: int, work: Callable[[Seat], None]) -> None:
         self._listener = listener
         self._count = count
         self._work = work
-        self._workers: dict[int, Worker] = {}  # by number
+        self._workers: dict[int, WorkerProcess] = {}  # by number
         self._due: dict[int, float] = dict.fromkeys(range(count), 0.0)  # to be started
         self._turn = 0
         self._questions: dict[int, Question] = {}
@@ -199,7 +199,7 @@ class Supervisor:
         own_hub.close()
         clients.setblocking(False)
         hub.settimeout(SENDS_WITHIN_S)
-        worker = Worker(number, pid, time.monotonic(), clients, hub)
+        worker = WorkerProcess(number, pid, time.monotonic(), clients, hub)
         self._workers[number] = worker
         self._selector.register(hub, selectors.EVENT_READ, lambda: self._read(worker))
         for change in self._changes:
@@ -231,7 +231,7 @@ class Supervisor:
                 for worker in self._workers.values():
                     os.kill(worker.pid, signal.SIGTERM)
 
-    def _read(self, worker: Worker) -> None:
+    def _read(self, worker: WorkerProcess) -> None:
         try:
             data = worker.hub.recv(2**20)
         except OSError:
@@ -252,14 +252,18 @@ class Supervisor:
                 self._answered(told["did"], worker)
 
     def _put(
-        self, by: Worker | None, number: int, question: dict[str, Any], to: list[Worker]
+        self,
+        by: WorkerProcess | None,
+        number: int,
+        question: dict[str, Any],
+        to: list[WorkerProcess],
     ) -> None:
         self._asked += 1
         self._questions[self._asked] = Question(by, number, set(to))
         for worker in to:
             self._send(worker, _line(do=self._asked, **question))
 
-    def _answered(self, number: int, worker: Worker) -> None:
+    def _answered(self, number: int, worker: WorkerProcess) -> None:
         question = self._questions[number]
         question.missing.discard(worker)
         if not question.missing:
@@ -278,13 +282,13 @@ class Supervisor:
         self._changes.append(change)
 
     @staticmethod
-    def _send(worker: Worker, line: bytes) -> None:
+    def _send(worker: WorkerProcess, line: bytes) -> None:
         try:
             worker.hub.sendall(line)
         except OSError:  # it reads no more: its end is seen, and it is replaced
             os.kill(worker.pid, signal.SIGKILL)
 
-    def _ended(self, worker: Worker) -> None:
+    def _ended(self, worker: WorkerProcess) -> None:
         self._selector.unregister(worker.hub)
         worker.hub.close()
         worker.clients.close()

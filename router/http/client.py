@@ -31,7 +31,7 @@ class BrokenAnswerError(OSError):
     """The upstream sent no complete answer."""
 
 
-class Answer:
+class UpstreamAnswer:
     """An upstream's answer, whose body may still be arriving."""
 
     __slots__ = (
@@ -59,8 +59,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._head: asyncio.Future[Answer] | None = None  # of the request that was sent
-        self._answer: Answer | None = None
+        self._head: asyncio.Future[UpstreamAnswer] | None = None  # of the request that was sent
+        self._answer: UpstreamAnswer | None = None
         self._informs = False  # what arrives is a 1xx
         self._keeps_alive = False
         self._answered = False  # something has arrived
@@ -76,7 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: RequestBytes, is_chunked: bool) -> Answer:
+    async def ask(self, head: bytes, body: RequestBytes, is_chunked: bool) -> UpstreamAnswer:
         """Sends a request; the answer when its head has arrived. Raises BrokenAnswerError, and what
         `body` raises."""
         assert self._transport is not None
@@ -112,6 +112,7 @@ class UpstreamConnection(asyncio.Protocol):
         ):
             self._answer = None
             return True
+        self._answer = None  # it refers to this object, too
         self.abort()
         return False
 
@@ -212,7 +213,7 @@ class UpstreamConnection(asyncio.Protocol):
         if headers.get("Transfer-Encoding", "chunked").lower() != "chunked":
             raise BrokenAnswerError("its Transfer-Encoding is not chunked")
         self._keeps_alive = self._parser.should_keep_alive()
-        self._answer = Answer(self, status, headers)
+        self._answer = UpstreamAnswer(self, status, headers)
         self._head.set_result(self._answer)
 
     def on_body(self, data: bytes) -> None:
@@ -242,7 +243,7 @@ class Pool:
         headers: Pairs,
         body: RequestBytes = b"",
         length: int | None = None,
-    ) -> Answer:
+    ) -> UpstreamAnswer:
         """Sends a request; the answer when its head has arrived. `done` must follow. `length`: of a
         body that is still arriving; None: it is not known.
 
@@ -272,7 +273,7 @@ class Pool:
                 if not (again and isinstance(error, BrokenAnswerError)):
                     raise
 
-    def done(self, answer: Answer) -> None:
+    def done(self, answer: UpstreamAnswer) -> None:
         """Keeps the connection of an answer, unless a part of it is still to come."""
         connection = answer.connection
         if connection.end():

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from router.http.client import Answer, Pool, UnreachableError
+from router.http.client import Pool, UnreachableError, UpstreamAnswer
 from router.http.exchange import Attempt, ProxiedRequest
 from router.http.server import ClientGoneError
 from router.http.streams import BrokenBodyError, Stream
@@ -40,7 +40,7 @@ class Passage:
 
     x: ProxiedRequest
     upstream: Upstream
-    answer: Answer
+    answer: UpstreamAnswer
     clock: asyncio.Timeout
     idle_s: float
 
@@ -117,7 +117,7 @@ class Forwarder:
         if x.request.path == responses.PATH:
             sent.append((b"X-Upstream-Mark", responses.mark_of(upstream.url).encode()))
         start_s = time.monotonic()
-        answer: Answer | None = None
+        answer: UpstreamAnswer | None = None
         try:
             async with asyncio.timeout(limit_s) as clock, AsyncExitStack() as stack:
                 if x.trace is not None:
@@ -231,7 +231,10 @@ async def _upload(
 
 
 def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
-    clock.reschedule(asyncio.get_running_loop().time() + seconds)
+    """Not for every piece of a stream: it may end up to a tenth too early."""
+    at_s, now_s = clock.when(), asyncio.get_running_loop().time()
+    if at_s is None or not now_s + 0.9 * seconds <= at_s <= now_s + seconds:
+        clock.reschedule(now_s + seconds)
 
 
 async def _to_client(x: ProxiedRequest, writing: Awaitable[object]) -> None:

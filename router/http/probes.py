@@ -16,7 +16,7 @@ import msgspec
 
 from router import log
 from router.dispatching import AsyncDispatcher
-from router.http.client import Answer, Pool
+from router.http.client import Pool, UpstreamAnswer
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import Spec, Upstream
 
@@ -49,7 +49,7 @@ def parse_models(body: bytes) -> dict[str, bytes]:
     return models
 
 
-async def _whole(answer: Answer) -> bytes:
+async def _whole(answer: UpstreamAnswer) -> bytes:
     """The body. Raises ValueError if it is too long."""
     body = bytearray()
     while chunk := await answer.body.read():

@@ -52,7 +52,7 @@ class ClientRequest:
     query as they came; `path`: decoded. `status`: of the answer, once it has begun."""
 
     __slots__ = (
-        "_chunked", "_connection", "_expects", "body", "content_length", "has_body", "headers",
+        "_chunked", "_connection", "body", "content_length", "expects", "has_body", "headers",
         "is_http11", "keep_alive", "method", "path", "refusal", "remote", "status", "target",
     )  # fmt: skip
 
@@ -61,10 +61,10 @@ class ClientRequest:
     ) -> None:
         self._connection = connection
         self._chunked = False
-        self._expects = headers.get("Expect").lower() == CONTINUE
+        self.expects = headers.get("Expect").lower() == CONTINUE
         self.method = method
         self.headers = headers
-        self.body = Stream(connection.read_or_pause, self._waits)
+        self.body = Stream(connection.read_or_pause, connection.body_waits)
         self.target = target
         self.path = unquote(target.partition(b"?")[0].decode("ascii"))
         self.remote = connection.remote
@@ -117,13 +117,6 @@ class ClientRequest:
     def abort(self) -> None:
         """Closes the connection, before the answer's end."""
         self._connection.drop()
-
-    def _waits(self, waits: bool) -> None:
-        """Whether the router waits for more of the body."""
-        if waits and self._expects and self.is_http11 and not self.status:
-            self._expects = False
-            self._connection.send_now(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._connection.set_waiting(waits)
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
@@ -325,6 +318,15 @@ class Connection(asyncio.Protocol):
     def set_waiting(self, waiting: bool) -> None:
         """Whether the router waits for this client."""
         self.connections.set_waiting(self, waiting)
+
+    def body_waits(self, waits: bool) -> None:
+        """Whether the request that is being answered waits for more of its body."""
+        if self._requests:
+            request = self._requests[0]
+            if waits and request.expects and request.is_http11 and not request.status:
+                request.expects = False
+                self.send_now(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.set_waiting(waits)
 
     def _refuse(self, problem: Problem) -> None:
         """Answers what cannot be read, after the requests before it."""
