@@ -27,17 +27,17 @@ LINES = {
     "learn": 1199,
     "model_server": 2251,
     "models": 2995,
-    "router": 5525,
+    "router": 5537,
     "runtime": 5414,
     "scheduling": 2210,
     "tests": 30584,
     "text": 2009,
     "others": 7605,
 }
-PRODUCT_LINES = 41056  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 41068  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 7
-REPEATED_CLASS_NAMES = 16  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
 
 @functools.cache
