@@ -7,7 +7,8 @@ COPY requirements.txt .
 RUN grep -E '^(httptools|uvloop|msgspec|prometheus-client|opentelemetry-[a-z-]+)[^a-z-]' requirements.txt > router.txt \
  && pip install --no-cache-dir $PIP_OPTIONS -r router.txt \
  && useradd --uid 10001 --no-create-home app
-COPY options.py .
+COPY options.py seams.py ./
+COPY scheduling scheduling
 COPY telemetry telemetry
 COPY web web
 COPY router router
