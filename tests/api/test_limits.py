@@ -287,3 +287,16 @@ def test_each_api_asks_for_what_its_fields_say_and_else_for_the_models_defaults(
         told = ask(client, LATER[1], "a", ignore_eos=True, max_tokens=None).get_json()
         most = QWEN["max_new_tokens"] if used else 1024 - told["usage"]["prompt_tokens"]
         assert told["usage"]["completion_tokens"] == most
+
+
+def test_a_server_without_grammar_support_refuses_constraints() -> None:
+    with serving(Config(mode="dynamic", disable_grammar_support=True)) as client:
+        asked = {"messages": [{"role": "user", "content": "x"}], "guided_regex": "a"}
+        answer = client.post("/v1/chat/completions", json=asked)
+        error = answer.get_json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "guided_regex")
+        assert "--disable-grammar-support" in error["message"]
+        grammar = {"grammar": {"type": "regex", "value": "a"}}
+        answer = client.post("/generate", json={"inputs": "x", "parameters": grammar})
+        assert answer.status_code == 422
+        assert "--disable-grammar-support" in answer.get_json()["error"]

@@ -306,6 +306,9 @@ def check_closed(world: World) -> None:
     assert sum(record.num_generated for record in books.iterations) == sum(
         record.generated for record in books.requests
     )
+    assert sum(record.deferred_generated for record in books.iterations) == sum(
+        record.generated for record in books.requests if record.service_class == "deferred"
+    )
     for earlier, later in itertools.pairwise(books.iterations):
         assert earlier.start_s + earlier.duration_s <= later.start_s
     for iteration in books.iterations:
