@@ -136,7 +136,7 @@ class RequestWork:
     def _do(self, done: float) -> None:
         left = max(self._left - done, LEFT_AT_LEAST * cost(0, self.output))
         if self._load is not None and left < self._left:
-            self._load.outstanding -= self._left - left
+            self._load.outstanding = max(0.0, self._load.outstanding - (self._left - left))
             self._left = left
 
     def end(self, now: float, usage: StatedUsage | None, *, complete: bool) -> None:
