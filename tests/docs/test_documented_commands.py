@@ -85,6 +85,8 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
     name, *rest = args or [""]
     if name in READ:
         READ[name](rest, environ)
+    elif name == "modes":  # all three, with the same options
+        Config.from_args(["dynamic", *rest], environ)
     elif args != ["--list-models"]:
         Config.from_args(args, environ)
 
