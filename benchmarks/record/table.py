@@ -148,6 +148,6 @@ TABLE: tuple[Recording, ...] = (
         "routing", 1, "routing", "routing/routing.json",
         ("router/rules", "benchmarks/routing.py", "scheduling/policies/orders/vtc.py"),
     ),
-    run("pictures", 3, "pictures", "docs/img/load-shapes.png",
+    run("pictures", 3, "pictures", "docs/img/rows.png",
         (*LOOP, "client/workloads")),
 )  # fmt: skip
