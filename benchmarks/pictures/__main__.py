@@ -68,8 +68,10 @@ def rows(folder: Path) -> None:
         axes.plot(ROWS, alone, "--", color=CAUTION, label="one request after the other")
         axes.plot(ROWS, times_ms, "o-", color=CALM, label="together, in one iteration")
         for count, time_ms in zip(ROWS, times_ms, strict=True):
-            axes.annotate(f"{time_ms:.1f}", (count, time_ms), (0, -13), None, "offset points",
-                          ha="center", fontsize=8)  # fmt: skip
+            axes.annotate(
+                f"{time_ms:.1f}", (count, time_ms), (0, -13), textcoords="offset points",
+                ha="center", fontsize=8,
+            )  # fmt: skip
         axes.set_ylim(0, 1.2 * alone[len(ROWS) // 2])
         axes.set_xscale("log", base=2)
         axes.set_xticks(ROWS, [str(count) for count in ROWS])
