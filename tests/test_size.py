@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8647,
-    "benchmarks": 6369,
+    "benchmarks": 6372,
     "client": 8243,
     "deferred": 3103,
     "kernels": 1297,
