@@ -7,10 +7,10 @@ class OneAtATime:
     answers = "own"  # an answer leaves with the last token of its request
 
     def plan(self, view):
-        # TODO: the only resident advances, by all its tokens that are known and not yet computed.
+        # Yours: the only resident advances, by all its tokens that are known and not yet computed.
         # If nobody is resident, the first that waits does.
         raise NotImplementedError("`plan` returns Plan([Advance(request, number of tokens)])")
 
     def retire(self, resident):
-        # TODO: those of these requests that are done
+        # Yours: those of these requests that are done
         raise NotImplementedError("`retire` returns a list of requests")

@@ -7,15 +7,15 @@ class WholeBatch:
     answers = "batch"  # all answers leave when the batch ends
 
     def plan(self, view):
-        # TODO: if there are residents, those that are not done advance, and those that are done
+        # Yours: if there are residents, those that are not done advance, and those that are done
         # are held. If not, a batch begins: the first `view.max_batch_size` that wait.
         raise NotImplementedError("`plan` returns Plan([...], hold=[...])")
 
     def retire(self, resident):
-        # TODO: all of them if all are done, otherwise nobody
+        # Yours: all of them if all are done, otherwise nobody
         raise NotImplementedError("`retire` returns a list of requests")
 
 
 def lay_out(steps):
-    # TODO: the same steps, each as wide as the widest: step._replace(padding=...)
+    # Yours: the same steps, each as wide as the widest: step._replace(padding=...)
     raise NotImplementedError("`lay_out` returns a list of steps")

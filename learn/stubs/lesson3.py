@@ -7,9 +7,9 @@ class EveryIteration:
     answers = "own"  # an answer leaves with the last token of its request
 
     def plan(self, view):
-        # TODO: all residents advance, and beside them as many newcomers as there are free places
+        # Yours: all residents advance, and beside them as many newcomers as there are free places
         raise NotImplementedError("`plan` returns Plan([Advance(request, tokens), ...])")
 
     def retire(self, resident):
-        # TODO: those that are done, whatever the others do
+        # Yours: those that are done, whatever the others do
         raise NotImplementedError("`retire` returns a list of requests")

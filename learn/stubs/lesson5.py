@@ -16,7 +16,7 @@ class Chunks:
     def plan(self, view):
         # `advance`: a step for each decode. `begun`: residents with a part of their prompt left.
         advance, begun = divided(view)
-        # TODO: give what is left of the budget to the prompts, first to those that have begun,
+        # Yours: give what is left of the budget to the prompts, first to those that have begun,
         # then to the newcomers that fit: fitting(view, view.waiting)
         raise NotImplementedError("`plan` adds chunks of prompts to the decodes")
         return Plan(advance)
@@ -27,6 +27,6 @@ class Chunks:
 
 class MyPolicy(Chunks):
     def plan(self, view):
-        # TODO: show `Chunks` the waiting requests in another order:
+        # Yours: show `Chunks` the waiting requests in another order:
         #       super().plan(replace(view, waiting=sorted(view.waiting, key=...)))
         raise NotImplementedError("`plan` chooses who begins first")
