@@ -116,8 +116,7 @@ class Walk:
         self.proceeded: set[int] = set()  # some of their work is done
         self.unproven: dict[int, list[Known]] = {}  # of each that has failed
         policy = self.rng.choice(POLICIES)()
-        # in the long walk's seeds beyond, the account of a half-open breaker's trial is not exact
-        self.turns = self.rng.choice(TURNS if seed < 400 else TURNS[:1])()
+        self.turns = self.rng.choice(TURNS)()
         self.dispatcher = Dispatcher(self.fleet, policy, LIMITS, self.decided, self.turns)
 
     def decided(self, request: RoutedRequest) -> None:
@@ -376,7 +375,8 @@ class Walk:
 
     def client_leaves(self) -> None:
         for request in self.some(RequestState.WAITING, RequestState.PLACED, RequestState.RELEASED):
-            self.trial_ends(request)
+            if request.state is RequestState.PLACED:  # else another may be on trial there
+                self.trial_ends(request)
             self.dispatcher.leave(request, self.now)
             self.waited.discard(request.seq)
             self.answers[request.seq] += 1
