@@ -11,11 +11,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
 from api.jobs.files import MOST_AT_ONCE
-from tests.support.process import PATIENCE_S, Server, connected, serving, shared
+from tests.support.process import PATIENCE_S, Server, connected, eventually, serving, shared
 from tests.support.wire import all_of, post
 
 TIMEOUT_S, LONG_S = 3.0, 3600.0
@@ -36,6 +37,12 @@ UPLOAD = (
 def half(path: str) -> bytes:
     head, body = post(path, prompt="x", num_tokens=1)
     return head + body[:5]
+
+
+def open_from(server: Server, port: int) -> bool:
+    """Whether the server has a connection of this client's port."""
+    found = [psutil.Process(pid).net_connections("tcp") for pid in server.members()]
+    return any(c.raddr and c.raddr.port == port for connections in found for c in connections)
 
 
 BEGUN = [(HALF, b""), *((half(path), told) for path, told in (("/inference", b'"error":"'),
@@ -164,3 +171,16 @@ def test_a_long_stream_arrives_while_it_is_generated_and_is_whole_if_it_is_read_
             time.sleep(0.02)
     assert time.monotonic() - start_s > TIMEOUT_S
     assert sum(map(int, re.findall(rb'"tokens":([0-9]+)', received))) == 130
+
+
+@pytest.mark.parametrize("begun", [b"", HALF], ids=["nothing", "half a head"])
+def test_a_connection_that_its_client_closes_is_closed_at_once(
+    tmp_path: Path, begun: bytes
+) -> None:
+    with serving(tmp_path, client_timeout=LONG_S) as server:
+        client = connected(server)
+        client.sendall(begun)
+        port = client.getsockname()[1]
+        eventually(lambda: open_from(server, port), "the connection is accepted")
+        client.close()
+        eventually(lambda: not open_from(server, port), "the connection is closed")
