@@ -117,18 +117,26 @@ class Server:
         os.killpg(self.process.pid, signal.SIGINT)
 
 
-_reserved: list[socket.socket] = []
+_reserved: list[contextlib.ExitStack] = []
 
 
-def free_port() -> int:
-    """A port for a server that is still to be started. It stays bound here, without a listener, so
-    that the system does not assign it again; servers can still bind it with SO_REUSEADDR."""
-    probe = socket.socket()
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    probe.bind(("127.0.0.1", 0))
-    _reserved.append(probe)
-    port: int = probe.getsockname()[1]
-    return port
+def free_port(width: int = 1) -> int:
+    """The first of `width` ports for servers that are still to be started. They stay bound here,
+    without a listener, so that the system does not assign them again; servers can still bind them
+    with SO_REUSEADDR."""
+    while True:
+        with contextlib.ExitStack() as tried:
+            port = 0
+            try:
+                for n in range(width):
+                    probe = tried.enter_context(socket.socket())
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port + n if n else 0))
+                    port = port or probe.getsockname()[1]
+            except (OSError, OverflowError):
+                continue
+            _reserved.append(tried.pop_all())
+            return port
 
 
 def environment(**added: str) -> dict[str, str]:
