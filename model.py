@@ -28,8 +28,7 @@ from models.part import WHOLE, Part
 from models.weights.checkpoint import open_source
 from models.weights.loader import StoredLayers, held_bytes, load
 from models.weights.loader import check as check_source
-from models.weights.pieces import is_linear, shapes_of
-from models.weights.source import ROUNDED, WeightSource
+from models.weights.source import ROUNDED, WeightSource, is_linear, shapes_of
 from runtime.attention import Flat, RectangleAttention, Spans, attention_kernel
 from runtime.budget import (
     asked_blocks,

@@ -26,7 +26,7 @@ from seams import Sampling
 from text.tokenizer import Detokenizer
 from watch.frames import Frame, Hello
 from watch.hub import FullError, Hub
-from watch.tracks import Trace, chrome, tracks
+from watch.trace import Trace, chrome, tracks
 
 PAGE = Path(__file__).parent.parent / "watch" / "page"
 # another server that the address of the page names, as watch/page/servers.js reads it

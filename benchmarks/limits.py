@@ -30,8 +30,7 @@ from benchmarks.harness.report import options, save
 from kernels import linear_kernel, load_library
 from model import DTYPES
 from models.networks import Config
-from models.weights.pieces import is_linear, shapes_of
-from models.weights.source import WeightSource
+from models.weights.source import WeightSource, is_linear, shapes_of
 
 READ_BYTES = 2**29
 TIMES = 200_000  # of a loop's round: milliseconds
@@ -46,7 +45,7 @@ WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # pieces of a block that its attention needs
 BEFORE_ATTENTION = ("ln_1", "q", "k", "v", "q_norm", "k_norm")
 COMPUTES_STORED = "int8"  # the dtype whose instructions multiply a file's quantised weights
-Bits = Mapping[str, float]  # of a value of each piece (models/weights/pieces.py)
+Bits = Mapping[str, float]  # of a value of each piece (models/weights/source.py)
 
 
 @dataclass(frozen=True, slots=True)

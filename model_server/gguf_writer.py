@@ -2,12 +2,14 @@
 
 Matrices of 8 or 4 bits get a float16 scale for each 32 inputs. With 4 bits, the embedding and the
 head have 8: what they round is lost at every token. Tensors are read and written one after the
-other.
+other. A file names the way in which text is cut before merging; for a folder it is the first that
+gives the ids of the folder's own tokenizer for a text of many kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,21 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders
 from torch import Tensor
 
-from model_server.gguf_vocabulary import Keys, vocabulary_of
 from models.description import Description
 from models.rope import Rope
 from models.weights.folder import FolderSource
 from models.weights.gguf import ARCHITECTURES, PERMUTED, ROPE_FREQUENCIES, GGUFSource, name_of
-from models.weights.pieces import shapes_of
-from models.weights.rounding import quantise_q4_0, quantise_q8_0
-from models.weights.source import CHUNK_VALUES, WeightSource
+from models.weights.source import CHUNK_VALUES, WeightSource, shapes_of
 from seams import LoadError
+from text.chat import PLAIN, template_of
+from text.gguf_vocabulary import CUTS, from_metadata
+from text.tokenizer import Tokenizer, VocabularyError
+from text.vocabulary import hub_tokenizer, load_tokenizer
 
-ROUND: dict[Kind, Callable[[Tensor], Tensor]] = {
-    Kind.Q8_0: quantise_q8_0,
-    Kind.Q4_0: quantise_q4_0,
-    Kind.BF16: lambda rows: rows.bfloat16().view(torch.uint8),
-}
 _FILE_TYPES = {
     Kind.F32: gguf.LlamaFileType.ALL_F32,
     Kind.BF16: gguf.LlamaFileType.MOSTLY_BF16,
@@ -43,6 +43,13 @@ _FILE_TYPES = {
 _VOCABULARY = ("token_embd.weight", "output.weight")
 _POSITIONS = "position_embd.weight"  # GPT-2's, which llama.cpp adds in float32
 _OF_THE_FILE = "GGUF."  # what gguf's reader calls keys that are none
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # types of tokens
+PROBE = (
+    "Hello World's  3 cats, don't  WE'LL\n\n\n x = 1234567;\r\n\tif (a<=b) {return 12.5e3 }  "
+    "éçà Ünïcödé 你好,世界 \U0001f680\U0001f469‍\U0001f4bb ½ Ⅷ 123 4567 'S 'LL  ... !!!  ---   \n  "
+)
+
+Keys = Mapping[str, Any]  # of a file; numbers become uint32 or float32, those in lists int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ def from_file(path: Path, out: Path, kind: Kind) -> None:
 
         return Values(tensor.name, tuple(tensor.shape.tolist())[::-1], read)
 
-    write(writer, str(path), [values(tensor) for tensor in reader.tensors], kind, {})
+    _write(writer, str(path), [values(tensor) for tensor in reader.tensors], kind)
 
 
 def from_folder(folder: Path, out: Path, kind: Kind) -> None:
@@ -81,7 +88,7 @@ def from_folder(folder: Path, out: Path, kind: Kind) -> None:
     source = FolderSource(folder)
     if not isinstance(source.config, Description):
         raise LoadError(f"{folder}: GPT-2 is not written as GGUF; allowed for it: int8")
-    from_source(source, out, kind, vocabulary_of(folder, source.config.vocab_size))
+    from_source(source, out, kind, _vocabulary_of(folder, source.config.vocab_size))
     if GGUFSource(out).config != _as_a_file_says(source.config):
         out.unlink()
         raise LoadError(f"{folder}: a GGUF file cannot say what its config.json says")
@@ -95,12 +102,19 @@ def from_source(source: WeightSource, out: Path, kind: Kind, vocabulary: Keys) -
     expected = _as_a_file_says(config)
     family = next(a for a, model_type in ARCHITECTURES.items() if model_type == expected.family)
     writer = gguf.GGUFWriter(out, family)
-    _describe(writer, expected)
+    described = {f"{family}.{name}": value for name, value in _keys_of(expected).items()}
+    for key, value in {**described, **vocabulary}.items():
+        add: dict[type, Callable[..., None]] = {
+            bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+            str: writer.add_string, list: writer.add_array,
+        }  # fmt: skip
+        add[type(value)](key, value)
     tensors = []
     divisors = next((r.divisors for r in expected.ropes if r and r.divisors), None)
     if divisors is not None:
-        written = torch.tensor(divisors)
-        tensors.append(Values(ROPE_FREQUENCIES, (len(divisors),), lambda rows: written[rows]))
+        tensors.append(
+            Values(ROPE_FREQUENCIES, (len(divisors),), torch.tensor(divisors).__getitem__)
+        )
 
     def values(piece: str, shape: tuple[int, ...]) -> Values:
         order: NDArray[np.int64] | None = None
@@ -116,30 +130,27 @@ def from_source(source: WeightSource, out: Path, kind: Kind, vocabulary: Keys) -
         return Values(name_of(piece), shape, read)
 
     tensors += [values(piece, shape) for piece, shape in shapes_of(config).items()]
-    write(writer, source.place, tensors, kind, vocabulary)
+    _write(writer, source.place, tensors, kind)
 
 
-def write(
-    writer: gguf.GGUFWriter, place: str, tensors: list[Values], kind: Kind, vocabulary: Keys
-) -> None:
+def _write(writer: gguf.GGUFWriter, place: str, tensors: list[Values], kind: Kind) -> None:
     """`place` names the weights in errors. Raises LoadError, OSError."""
     writer.add_file_type(_FILE_TYPES[kind])
-    for key, (value, typed, each) in vocabulary.items():
-        writer.add_key_value(key, value, typed, each)
     kinds = [_kind_of(tensor, kind) for tensor in tensors]
     for tensor, of in zip(tensors, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[of]
-        width = tensor.shape[-1] // block * size
-        stored = (*tensor.shape[:-1], width) if of in ROUND else tensor.shape
-        dtype = np.dtype(np.uint8 if of in ROUND else np.float32)
-        values = int(np.prod(tensor.shape))
-        writer.add_tensor_info(tensor.name, stored, dtype, values // block * size, of)
+        stored_bytes = int(np.prod(tensor.shape)) // block * size
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), stored_bytes, of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor, of in zip(tensors, kinds, strict=True):
-        data = [_rounded(rows, of, f"{place}: tensor '{tensor.name}'") for rows in _chunks(tensor)]
-        writer.write_tensor_data(np.concatenate(data))
+        stored = []
+        for rows in _chunks(tensor):
+            if not rows.isfinite().all():
+                raise LoadError(f"{place}: tensor '{tensor.name}' has weights that are not finite")
+            stored.append(gguf.quants.quantize(rows.float().numpy(), of))
+        writer.write_tensor_data(np.concatenate(stored))
     writer.close()
 
 
@@ -157,37 +168,33 @@ def _chunks(tensor: Values) -> Iterator[Tensor]:
         yield tensor.read(slice(row, min(tensor.shape[0], row + step)))
 
 
-def _rounded(rows: Tensor, kind: Kind, what: str) -> NDArray[Any]:
-    if not rows.isfinite().all():
-        raise LoadError(f"{what} has weights that are not finite")
-    return np.asarray(ROUND[kind](rows) if kind in ROUND else rows.float())
-
-
-def _describe(writer: gguf.GGUFWriter, of: Description) -> None:
-    rope = next(rope for rope in reversed(of.ropes) if rope is not None)
-    writer.add_vocab_size(of.vocab_size)
-    writer.add_embedding_length(of.n_embd)
-    writer.add_block_count(of.n_layer)
-    writer.add_feed_forward_length(of.mlp_width)
-    writer.add_head_count(of.n_head)
-    writer.add_head_count_kv(of.kv_heads)
-    writer.add_key_length(of.head_dim)
-    writer.add_value_length(of.head_dim)
-    writer.add_rope_dimension_count(of.head_dim)
-    writer.add_layer_norm_rms_eps(of.norm_eps)
-    full = next((r for r, w in zip(of.ropes, of.windows, strict=True) if r and not w), rope)
-    writer.add_rope_freq_base(full.base)
+def _keys_of(config: Description) -> Keys:
+    rope = next(rope for rope in reversed(config.ropes) if rope is not None)
+    full = next((r for r, w in zip(config.ropes, config.windows, strict=True) if r and not w), rope)
     # readers multiply it by the factor of linear scaling, but Gemma's
-    stretched = full.scaling == "linear" and not of.norms_after
-    writer.add_context_length(full.original if stretched else of.context)
-    window = next((window for window in of.windows if window is not None), None)
+    stretched = full.scaling == "linear" and not config.norms_after
+    keys: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "embedding_length": config.n_embd,
+        "block_count": config.n_layer,
+        "feed_forward_length": config.mlp_width,
+        "attention.head_count": config.n_head,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": full.base,
+        "context_length": full.original if stretched else config.context,
+    }
+    window = next((window for window in config.windows if window is not None), None)
     if window is not None:
-        writer.add_sliding_window(window)
+        keys["attention.sliding_window"] = window
     if full.scaling != "default":
-        writer.add_rope_scaling_type(gguf.RopeScalingType(full.scaling))
-        writer.add_rope_scaling_factor(full.factor)
+        keys |= {"rope.scaling.type": full.scaling, "rope.scaling.factor": full.factor}
     if full.scaling == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(full.original)
+        keys["rope.scaling.original_context_length"] = full.original
+    return keys
 
 
 def _as_a_file_says(config: Description) -> Description:
@@ -214,3 +221,59 @@ def _as_a_file_says(config: Description) -> Description:
         norm_eps=float(np.float32(config.norm_eps)),
         ropes=tuple(map(written, config.ropes)),
     )
+
+
+def _vocabulary_of(folder: Path, vocab_size: int) -> Keys:
+    """A byte-level vocabulary and the chat template. Raises VocabularyError."""
+    tokenizer, hub = load_tokenizer(str(folder)), hub_tokenizer(folder)
+    if not isinstance(hub.decoder, decoders.ByteLevel):
+        raise VocabularyError(f"{folder}: allowed for GGUF: a tokenizer.json of byte-level BPE")
+    if tokenizer.vocab_size > vocab_size:
+        raise VocabularyError(
+            f"{folder}: the vocabulary has {tokenizer.vocab_size} tokens; allowed: {vocab_size}"
+        )
+    keys = {
+        f"tokenizer.ggml.{name}": value
+        for name, value in _tokens(hub, vocab_size, tokenizer).items()
+    }
+    for keys["tokenizer.ggml.pre"] in CUTS:
+        made = from_metadata(keys, str(folder))
+        if made.encode(PROBE) == tokenizer.encode(PROBE):
+            break
+    else:
+        raise VocabularyError(
+            f"{folder}: it cuts text in another way than the pre-tokenizers of GGUF files that are "
+            f"supported: {', '.join(CUTS)}"
+        )
+    if made.end_ids != tokenizer.end_ids or made.bos_id != tokenizer.bos_id:
+        raise VocabularyError(f"{folder}: its end tokens are more than a GGUF file can name")
+    template = template_of(folder)
+    return keys if template == PLAIN else {**keys, "tokenizer.chat_template": template}
+
+
+def _tokens(hub: HubTokenizer, vocab_size: int, tokenizer: Tokenizer) -> Keys:
+    tokens = [f"[PAD{token}]" for token in range(vocab_size)]
+    types = [_UNUSED] * vocab_size
+    special = set(tokenizer.special_ids.values())
+    added = hub.get_added_tokens_decoder()
+    for text, token in hub.get_vocab(with_added_tokens=True).items():
+        if token >= tokenizer.vocab_size:
+            continue  # the network has no row for it
+        tokens[token], types[token] = text, _NORMAL
+        if token in special:
+            types[token] = _CONTROL
+        elif token in added and tokenizer.token_bytes(token) == text.encode():
+            types[token] = _USER_DEFINED  # the others, such as a line's end, are spelled in bytes
+    merges = json.loads(hub.to_str())["model"]["merges"]
+    keys: dict[str, Any] = {
+        "model": "gpt2",
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
+        "add_bos_token": tokenizer.bos_id is not None,
+    }
+    if tokenizer.bos_id is not None:
+        keys["bos_token_id"] = tokenizer.bos_id
+    for name, token in zip(("eos", "eot", "eom"), sorted(tokenizer.end_ids), strict=False):
+        keys[f"{name}_token_id"] = token
+    return keys

@@ -18,9 +18,9 @@ from torch import Tensor
 from models.fetch import locate
 from models.names import RANDOM_PREFIX
 from models.weights.config import SCHEME
-from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
+from models.weights.folder import FolderSource
 from models.weights.loader import check
-from models.weights.rounding import quantise_int8
+from models.weights.source import quantise_int8
 from seams import LoadError
 from text.chat import TEMPLATE_FILE, TOOL_FILE
 from text.special_tokens import MAP_FILE, SETTINGS_FILE
@@ -61,22 +61,32 @@ def quantise(
         raise LoadError(
             f"{found} is a GGUF file; allowed for it: --weights q8_0 or q4_0, and for int8 a folder"
         )
-    if found.is_dir() and has_int8(found):
+    source = FolderSource(found) if found.is_dir() else None
+    if source is not None and source.is_int8:
         raise LoadError(f"{found}: its weights are int8 already")
     try:
         if out.exists() and any(out.iterdir()):
             raise LoadError(f"{out} is not empty; allowed: a new or an empty folder")
-        if found.is_dir():
-            check(FolderSource(found))  # a checkpoint that cannot be served is refused
-        if weights == "int8":
-            return _as_int8(found, out)
+        if source is not None:
+            check(source)  # a checkpoint that cannot be served is refused
+            if weights == "int8":
+                return _as_int8(source, found, out)
         return _as_gguf(found, out, weights)
     except (OSError, SafetensorError) as error:
         raise LoadError(f"{out} cannot be written: {error}") from error
 
 
-def _as_int8(folder: Path, out: Path) -> Quantised:
-    tensors, weights = _quantised(folder), out / "model.safetensors"
+def _as_int8(source: FolderSource, folder: Path, out: Path) -> Quantised:
+    tensors, weights = dict[str, Tensor](), out / "model.safetensors"
+    for name, tensor, linear in source.tensors():
+        if linear is not None:
+            if not tensor.isfinite().all():
+                raise LoadError(f"{folder}: tensor '{name}' has weights that are not finite")
+            weight = (tensor.t() if linear.transposed else tensor).float()
+            rounded, scale = quantise_int8(weight, weight.abs().amax(1))
+            tensor = rounded.t() if linear.transposed else rounded
+            tensors[f"{name}_scale"] = scale[:, None]
+        tensors[name] = tensor.contiguous()
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors writes files that only their owner may read
@@ -84,7 +94,7 @@ def _as_int8(folder: Path, out: Path) -> Quantised:
         if (folder / name).exists():
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, out / name)
-    fields = read_fields(folder) | {"quantization_config": SCHEME}
+    fields = source.fields | {"quantization_config": SCHEME}
     (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # written last
     return Quantised(out, _bytes_of(folder), weights.stat().st_size)
 
@@ -112,18 +122,3 @@ def _as_gguf(found: Path, out: Path, weights: str) -> Quantised:
 def _bytes_of(found: Path) -> int:
     files = [found] if found.is_file() else found.glob("*.safetensors")
     return sum(path.stat().st_size for path in files)
-
-
-def _quantised(folder: Path) -> dict[str, Tensor]:
-    linear, tensors = linear_names(folder), dict[str, Tensor]()
-    for name, source in read_tensors(folder):
-        tensor: Tensor = source[:]
-        if name in linear:
-            if not tensor.isfinite().all():
-                raise LoadError(f"{folder}: tensor '{name}' has weights that are not finite")
-            weight = (tensor.t() if linear[name] else tensor).float()
-            rounded, scale = quantise_int8(weight, weight.abs().amax(1))
-            tensor = rounded.t() if linear[name] else rounded
-            tensors[f"{name}_scale"] = scale[:, None]
-        tensors[name] = tensor.contiguous()
-    return tensors

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from models.networks import Config
 from seams import LoadError
 
-# pieces by the last part of their layer's name (models/weights/pieces.py)
+# pieces by the last part of their layer's name (models/weights/source.py)
 _BY_OUTPUTS = {"wte", "head", "q", "k", "v", "fc", "gate", "up"}
 _BY_INPUTS = {"attn_proj", "mlp_proj"}
 Cut = tuple[slice, slice]  # rows and columns; of a vector the columns mean nothing

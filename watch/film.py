@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -160,26 +161,17 @@ def _score(run: Recorded, top: int, span_us: int, quickest: bool) -> Iterator[st
     zero, shown = _zero_us(run), {row.request for row in _shown(run)}
     ends = sorted(row.end_us - zero for row in run.frame["ended"] if row.request in shown)
     whole = PLAY_S + HOLD_S
-    changes = [0.0, *(PLAY_S * end / span_us / whole for end in ends)]
-    for n, since in enumerate(changes):
+    edges = [0.0, *(PLAY_S * end / span_us / whole for end in ends), 1.0]
+    for n, (since, until) in enumerate(pairwise(edges)):
         last = n == len(ends)
         words = f"{n} of {len(shown)} completed"
-        if last:
-            words = f"all {n} completed after {ends[-1] / US:.2f} s" if ends else words
-        until = 1.0 if last else changes[n + 1]
-        if until <= since and not last:
-            continue
-        times, values = [0.0], ["1" if since == 0 else "0"]
-        if since > 0:
-            times, values = [*times, since], [*values, "1"]
-        if not last:
-            times, values = [*times, until], [*values, "0"]
+        if last and ends:
+            words = f"all {n} completed after {ends[-1] / US:.2f} s"
         yield (
             f'<text class="{"done" if last and quickest else "dim"}" x="{WIDTH - MARGIN}" '
             f'y="{top + 16}" text-anchor="end" opacity="{int(last)}">{words}'
             f'<animate attributeName="opacity" calcMode="discrete" dur="{whole}s" '
-            f'repeatCount="indefinite" values="{";".join(values)}" '
-            f'keyTimes="{";".join(f"{time:.4f}" for time in times)}"/></text>'
+            f'repeatCount="indefinite" values="0;1;0" keyTimes="0;{since:.4f};{until:.4f}"/></text>'
         )
 
 

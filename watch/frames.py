@@ -12,6 +12,8 @@ what changes, not on the number of computed rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import add
 from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
@@ -108,8 +110,8 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
                 rows.append(event.rows)
                 iterations.append(
                     IterationColumns(
-                        _us(event.start_s),
-                        _us(event.duration_s),
+                        in_us(event.start_s),
+                        in_us(event.duration_s),
                         event.num_generated,
                         event.num_tokens,
                         event.padding,
@@ -123,7 +125,7 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
                 arrived.append(
                     ArrivedColumns(
                         event.request,
-                        _us(event.at_s),
+                        in_us(event.at_s),
                         event.prompt_tokens,
                         event.max_tokens,
                         event.service_class,
@@ -138,15 +140,15 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
                     EndedColumns(
                         event.request,
                         record.end,
-                        _us(record.arrival_s),
-                        None if record.admitted_s is None else _us(record.admitted_s),
-                        None if record.first_token_s is None else _us(record.first_token_s),
-                        _us(record.end_s),
+                        in_us(record.arrival_s),
+                        None if record.admitted_s is None else in_us(record.admitted_s),
+                        None if record.first_token_s is None else in_us(record.first_token_s),
+                        in_us(record.end_s),
                         record.generated,
                     )
                 )
     return {
-        "now": _us(now_s),
+        "now": in_us(now_s),
         "first": first,
         "iterations": iterations,
         "runs": _runs(rows, first),
@@ -156,7 +158,7 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
     }
 
 
-def _us(s: float) -> int:
+def in_us(s: float) -> int:
     return round(s * US)
 
 
@@ -165,14 +167,9 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
     other drafts than before begins a new run, so that each advance is seen."""
     runs: list[RunColumns] = []
     newest: dict[int, int] = {}  # slot -> index of its newest run
-    at = 0
-    while at < len(rows):
-        same = at + 1
-        while same < len(rows) and rows[same] == rows[at]:
-            same += 1
-        n, times = first + at, same - at
-        row = rows[at]
-        none = [0] * len(row)
+    n = first
+    for row, same in groupby(rows):
+        times, none = sum(1 for _ in same), [0] * len(row)
         for request, slot, tokens, kind, accepted, rejected in zip(
             row.requests,
             row.slots,
@@ -182,29 +179,21 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
             row.rejected or none,
             strict=True,
         ):
-            known = newest.get(slot)
-            before = None if known is None else runs[known]
+            run = RunColumns(
+                request, slot, kind, n, times, tokens * times, accepted * times, rejected * times
+            )
+            before = runs[newest[slot]] if slot in newest else None
             if (
-                known is not None
-                and before is not None
+                before is not None
                 and (before.request, before.kind) == (request, kind)
                 and before.first + before.length == n
                 and before.accepted == accepted * before.length
                 and before.rejected == rejected * before.length
             ):
-                runs[known] = before._replace(
-                    length=before.length + times,
-                    tokens=before.tokens + tokens * times,
-                    accepted=before.accepted + accepted * times,
-                    rejected=before.rejected + rejected * times,
-                )
+                both = map(add, before[4:], run[4:])  # lengths, tokens and drafts
+                runs[newest[slot]] = RunColumns(*before[:4], *both)
             else:
                 newest[slot] = len(runs)
-                runs.append(
-                    RunColumns(
-                        request, slot, kind, n, times, tokens * times,
-                        accepted * times, rejected * times,
-                    )
-                )  # fmt: skip
-        at = same
+                runs.append(run)
+        n += times
     return runs

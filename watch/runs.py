@@ -9,17 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from telemetry.recording import event_of
-from watch.frames import (
-    US,
-    ArrivedColumns,
-    EndedColumns,
-    Frame,
-    Hello,
-    IterationColumns,
-    RunColumns,
-    make_frame,
-)
+from watch.frames import US, Frame, Hello, make_frame
 
 RECORDED = Path(__file__).parent / "page" / "recorded"
 ORDER = ("nobatch", "static", "dynamic")
@@ -78,7 +71,9 @@ def read_folder(folder: Path) -> list[Recorded]:
 def read(path: Path) -> Recorded:
     """What a server wrote. Raises RunError."""
     with reading(path):
-        return _shipped(path) if path.suffix == ".json" else _recorded(*read_lines(path))
+        if path.suffix == ".json":
+            return msgspec.json.decode(path.read_bytes(), type=Recorded)
+        return _recorded(*read_lines(path))
 
 
 @contextlib.contextmanager
@@ -86,8 +81,9 @@ def reading(path: Path) -> Iterator[None]:
     """Raises RunError for a file that does not hold what it should."""
     try:
         yield
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} was not written by --record: {error!r}") from error
+    except (ValueError, LookupError, TypeError, EOFError, msgspec.MsgspecError) as error:
+        how = "by this version's client" if path.suffix == ".gz" else "by --record"
+        raise RunError(f"{path} was not written {how}: {error!r}") from error
 
 
 def read_lines(path: Path) -> tuple[Line, list[Line]]:
@@ -101,23 +97,6 @@ def offset_us(head: Line) -> int:
     """What the wall clock is ahead of the file's."""
     offset_s: float = head["unix_s"] - head["clock_s"]
     return round(offset_s * US)
-
-
-def _shipped(path: Path) -> Recorded:
-    shipped = json.loads(path.read_text())
-    frame = shipped["frame"]
-    return Recorded(
-        shipped["hello"],
-        {
-            "now": frame["now"],
-            "first": frame["first"],
-            "preempted": frame["preempted"],
-            "iterations": [IterationColumns(*row) for row in frame["iterations"]],
-            "runs": [RunColumns(*row) for row in frame["runs"]],
-            "arrived": [ArrivedColumns(*row) for row in frame["arrived"]],
-            "ended": [EndedColumns(*row) for row in frame["ended"]],
-        },
-    )
 
 
 def _recorded(head: Line, lines: Sequence[Line]) -> Recorded:

@@ -21,7 +21,7 @@ from benchmarks.http.streams import Prompted, compare, stream_all
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
 from client.load.machine import adopt_orphans
-from models.weights.folder import read_config
+from models.weights.folder import FolderSource
 
 LIMIT = 64
 WARM_UP_TOKENS = 8
@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     adopt_orphans()
     folder = str(prepare(args.model, BUILD / "models"))
-    jobs = offline_work(read_config(Path(folder)).vocab_size, args.streams)
+    jobs = offline_work(FolderSource(Path(folder)).config.vocab_size, args.streams)
     work: list[Prompted] = [(job.prompt, job.output_tokens) for job in jobs]
     sides = {
         dtype: {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFValueType
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.harness.report import file_name
 from benchmarks.peers.hub import write_folder
-from model_server.gguf_vocabulary import Keys
-from model_server.gguf_writer import from_source
+from model_server.gguf_writer import Keys, from_source
 from model_server.quantise import quantise
 from models.embedded.vocabulary import bytes_of_characters
 from models.fetch import locate
@@ -28,7 +26,7 @@ from seams import LoadError
 from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"
-_NO_VOCABULARY: Keys = {"tokenizer.ggml.model": ("no_vocab", GGUFValueType.STRING, None)}
+_NO_VOCABULARY: Keys = {"tokenizer.ggml.model": "no_vocab"}
 KINDS = {
     "float32": Kind.F32, "bfloat16": Kind.BF16, "int8": Kind.Q8_0, "q8_0": Kind.Q8_0,
     "q4_0": Kind.Q4_0,

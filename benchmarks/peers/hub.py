@@ -14,8 +14,7 @@ from models.description import Description
 from models.gpt2 import GPTConfig
 from models.rope import Rope
 from models.weights.folder import tensor_of
-from models.weights.pieces import shapes_of
-from models.weights.source import WeightSource
+from models.weights.source import WeightSource, shapes_of
 from seams import LoadError
 
 CLASSES = {

@@ -17,7 +17,7 @@ from benchmarks.peers.checkpoint import Prepared, prepare_int8
 from benchmarks.peers.environments import BUILD, HERE, ROOT, Peer, python_of, variables_of
 from benchmarks.peers.results import PeerResult
 from benchmarks.peers.runner import Task
-from models.weights.folder import read_config
+from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource
 from seams import LoadError
 
@@ -37,7 +37,7 @@ class PeerWork:
     def __init__(self, model: str, kind: str, requests: int | None, scratch: Path) -> None:
         self.prepared = Prepared(model, BUILD / "models")
         self.folder = self.prepared.folder
-        self.config = read_config(self.folder)
+        self.config = FolderSource(self.folder).config
         self.jobs = WORKS[kind](self.config.vocab_size)[:requests]
         self.scratch = scratch
 

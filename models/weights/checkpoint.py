@@ -22,7 +22,6 @@ from models.weights.config import GELU
 from models.weights.folder import GPT2_NAMES, FolderSource
 from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
-from models.weights.pieces import shapes_of
 from models.weights.source import RandomSource, WeightSource
 from seams import LoadError
 
@@ -34,7 +33,7 @@ def open_source(model: str, seed: int, revision: str | None = None) -> WeightSou
         name = model.removeprefix(RANDOM_PREFIX)
         if name not in SHAPES:
             raise LoadError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
-        return RandomSource(SHAPES[name], seed, shapes_of(SHAPES[name]))
+        return RandomSource(SHAPES[name], seed)
     found = locate(model, revision)
     return GGUFSource(found) if found.is_file() else FolderSource(found)
 

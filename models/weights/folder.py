@@ -15,8 +15,7 @@ from torch import Tensor
 from models.gpt2 import GPTConfig
 from models.networks import Config
 from models.weights.config import DescriptionError, check_scheme, describe
-from models.weights.pieces import Shape, is_linear, shapes_of
-from models.weights.source import Raw, WeightSource
+from models.weights.source import Raw, Shape, WeightSource, is_linear, is_norm, shapes_of
 from seams import LoadError
 
 MAPPED_BYTES = 1 << 28  # read of a file until it is opened again: pages that were read stay mapped
@@ -53,47 +52,69 @@ class Stored:
 
 
 class FolderSource(WeightSource):
+    """Raises LoadError."""
+
     def __init__(self, folder: Path) -> None:
         self.place, self._folder = str(folder), folder
-        self.config = read_config(folder)
-        self._int8 = has_int8(folder)
+        self.fields = _read_fields(folder)  # of its config.json
+        try:
+            self.config = describe(self.fields)
+            self.is_int8 = self.fields.get("quantization_config") is not None
+            if self.is_int8:
+                check_scheme(self.fields["quantization_config"])
+        except DescriptionError as error:
+            raise LoadError(f"{folder / 'config.json'}: {error}") from None
         self._files = _files_of(folder)
         self._shapes = shapes_of(self.config)
         self._handles: dict[Path, Any] = {}
         self._read_bytes = 0
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, Stored | None]]:
+        """All that are stored, by their names in the files, and of the matrices of linear layers
+        how they lie."""
+        places = [tensor_of(piece, self.config) for piece in self._shapes if is_linear(piece)]
+        linear = {place.name: place for place in places}
+        for name, (_, full) in self._files.items():
+            yield full, self._named(name)[:], linear.get(name)
 
     def shape(self, piece: str) -> Shape | None:
         where = tensor_of(piece, self.config)
         found = self._named(where.name)
         if found is None:
             return None
-        stored, wanted = tuple(found.get_shape()), self._shapes[piece]
-        whole = (where.parts * wanted[0], *wanted[1:])
-        implied = whole[::-1] if where.transposed else whole
-        is_int8 = self._int8 and is_linear(piece)
-        if stored != implied:
-            raise LoadError(
-                f"{self.place}: tensor '{where.name}' has shape {stored}, config.json implies "
-                f"{implied}"
-            )
+        whole = (where.parts * self._shapes[piece][0], *self._shapes[piece][1:])
+        self._require_shape(where.name, found, whole[::-1] if where.transposed else whole)
+        is_int8 = self.is_int8 and is_linear(piece)
         if (found.get_dtype() == "I8") != is_int8:
             raise LoadError(
                 f"{self.place}: tensor '{where.name}' is {found.get_dtype()}, config.json "
                 f"implies {'I8' if is_int8 else 'a floating-point type'}"
             )
         if is_int8:
-            self._check_scale(piece, where)
-        return wanted
+            name = f"{where.name}_scale"
+            if (scale := self._named(name)) is None:
+                raise LoadError(
+                    f"{self.place}: tensors are missing: {name}, which config.json implies"
+                )
+            self._require_shape(name, scale, (whole[0], 1))
+        return self._shapes[piece]
+
+    def _require_shape(self, name: str, found: Any, implied: Shape) -> None:
+        shape = tuple(found.get_shape())
+        if shape != implied:
+            raise LoadError(
+                f"{self.place}: tensor '{name}' has shape {shape}, config.json implies {implied}"
+            )
 
     def storage(self, piece: str) -> str:
-        if self._int8 and is_linear(piece):
+        if self.is_int8 and is_linear(piece):
             return "int8"
         return str(self._named(tensor_of(piece, self.config).name).get_dtype())
 
     def values(self, piece: str, rows: slice, columns: slice) -> Tensor:
         where = tensor_of(piece, self.config)
         found = self._slice(piece, where, rows, columns)
-        if self._int8 and is_linear(piece):
+        if self.is_int8 and is_linear(piece):
             return found.float() * self._scale(piece, where, rows)[:, None]
         return found.float() + where.added if where.added else found
 
@@ -120,17 +141,6 @@ class FolderSource(WeightSource):
         outputs = self._shapes[piece][0]
         start, stop, _ = rows.indices(outputs)
         return slice(where.part * outputs + start, where.part * outputs + stop)
-
-    def _check_scale(self, piece: str, where: Stored) -> None:
-        name = f"{where.name}_scale"
-        found = self._named(name)
-        if found is None:
-            raise LoadError(f"{self.place}: tensors are missing: {name}, which config.json implies")
-        shape, implied = tuple(found.get_shape()), (where.parts * self._shapes[piece][0], 1)
-        if shape != implied:
-            raise LoadError(
-                f"{self.place}: tensor '{name}' has shape {shape}, config.json implies {implied}"
-            )
 
     def _named(self, name: str) -> Any:
         """A tensor of which what is asked for is read; None: there is none."""
@@ -159,8 +169,7 @@ def tensor_of(piece: str, config: Config) -> Stored:
     names = _DECODER_NAMES | (_WITH_NORMS_AFTER if config.norms_after else {})
     holder = f"{block.replace('blocks', 'layers')}." if block else ""
     # Gemma's norms multiply by one more than what is stored
-    is_norm = own.startswith("ln_") or own.endswith("_norm")
-    added = 1.0 if is_norm and config.family == "gemma3_text" else 0.0
+    added = 1.0 if is_norm(own) and config.family == "gemma3_text" else 0.0
     return Stored(f"{holder}{names[own]}.{kind}", added=added)
 
 
@@ -195,44 +204,7 @@ def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
     return found
 
 
-def read_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Names and slices: of a slice, what is asked for is read. Raises LoadError."""
-    for path, name in _files_of(folder).values():
-        yield name, _opened(path).get_slice(name)
-
-
-def linear_names(folder: Path) -> dict[str, bool]:
-    """The matrices of a folder's linear layers, and whether they are stored transposed. Raises
-    LoadError."""
-    source = FolderSource(folder)
-    places = [
-        tensor_of(piece, source.config) for piece in shapes_of(source.config) if is_linear(piece)
-    ]
-    return {source._files[place.name][1]: place.transposed for place in places}
-
-
-def read_config(folder: Path) -> Config:
-    """The shape in a folder's `config.json`. Raises LoadError."""
-    try:
-        return describe(read_fields(folder))
-    except DescriptionError as error:
-        raise LoadError(f"{folder / 'config.json'}: {error}") from None
-
-
-def has_int8(folder: Path) -> bool:
-    """Whether a folder's `config.json` says that its weights are int8. Raises LoadError."""
-    scheme = read_fields(folder).get("quantization_config")
-    if scheme is None:
-        return False
-    try:
-        check_scheme(scheme)
-    except DescriptionError as error:
-        raise LoadError(f"{folder / 'config.json'}: {error}") from None
-    return True
-
-
-def read_fields(folder: Path) -> dict[str, Any]:
-    """Of a folder's `config.json`. Raises LoadError."""
+def _read_fields(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         return dict(json.loads(path.read_text()))

@@ -14,8 +14,7 @@ from torch import Tensor
 from models.description import NO_ROPE_INTERVAL, Description
 from models.weights.config import DescriptionError, describe_decoder
 from models.weights.gguf_header import Header, TensorInfo, read_header
-from models.weights.pieces import Shape, shapes_of
-from models.weights.source import Raw, WeightSource
+from models.weights.source import BLOCK, Raw, Shape, WeightSource, shapes_of
 from seams import LoadError
 
 # general.architecture -> model_type
@@ -56,7 +55,6 @@ _CHECKED = {"attention.value_length", "rope.dimension_count", "vocab_size"}
 _MEANINGLESS = {"rope.scaling.finetuned"}
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # that linear layers compute as stored
-_BLOCK_VALUES = 32
 
 
 class GGUFSource(WeightSource):
@@ -100,10 +98,10 @@ class GGUFSource(WeightSource):
     def raw(self, piece: str, rows: slice, columns: slice) -> Raw | None:
         info = self._header.tensors[name_of(piece)]
         start, stop, _ = columns.indices(info.shape[1])
-        if start % _BLOCK_VALUES or stop % _BLOCK_VALUES:
+        if start % BLOCK or stop % BLOCK:
             return None
-        block = info.row_bytes * _BLOCK_VALUES // info.shape[1]
-        own = slice(start // _BLOCK_VALUES * block, stop // _BLOCK_VALUES * block)
+        block = info.row_bytes * BLOCK // info.shape[1]
+        own = slice(start // BLOCK * block, stop // BLOCK * block)
         data = torch.from_numpy(np.ascontiguousarray(self._rows(piece, info, rows)[:, own]))
         return Raw(_BLOCKS[info.kind], data)
 

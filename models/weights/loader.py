@@ -19,9 +19,20 @@ from models.decoder import RMSNorm
 from models.gpt2 import embedding as vocabulary_embedding
 from models.networks import Config, Network, make
 from models.part import WHOLE, Part
-from models.weights.pieces import is_linear, pieces_of, shapes_of, together
-from models.weights.rounding import BLOCK, quantise_int8, quantise_q8_0
-from models.weights.source import CHUNK_VALUES, ROUNDED, STORED_BITS, Raw, WeightSource
+from models.weights.source import (
+    BLOCK,
+    CHUNK_VALUES,
+    ROUNDED,
+    STORED_BITS,
+    Raw,
+    WeightSource,
+    is_linear,
+    pieces_of,
+    quantise_int8,
+    quantise_q8_0,
+    shapes_of,
+    together,
+)
 from seams import LoadError
 
 Thing = TypeVar("Thing")

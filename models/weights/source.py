@@ -1,24 +1,75 @@
 """Where weights come from, as the loader sees it: a name, a shape, a type and slices of each piece
-of a network's parameters (models/weights/pieces.py), always as `[out, in]`."""
+of a network's parameters, always as `[out, in]`; and how they are rounded to 8 bits.
+
+A piece is a parameter, or a part of one whose rows lie in several tensors of most files: the
+queries, keys and values of one linear layer, and the gate and the values of the MLP.
+"""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from models.networks import Config
-from models.weights.pieces import Shape
+from models.networks import Config, make
 
+Shape = tuple[int, ...]
+
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 CHUNK_VALUES = 1 << 22  # that are read at once, so that little memory is needed beside the weights
 
 # bits of a value in each type of weights that linear layers compute as they are stored
 STORED_BITS = {"int8": 8.0, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
 # types of GGUF files that become 8 bits with a scale for each 32 inputs, where such layers compute
 ROUNDED = {"Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"}
+BLOCK = 32  # inputs to a scale, in the layout of GGUF files (llama.cpp's `ggml-common.h`)
+
+
+def pieces_of(parameter: str) -> list[str]:
+    """In the order of their rows."""
+    layer, _, kind = parameter.rpartition(".")
+    holder, dot, own = layer.rpartition(".")
+    return [f"{holder}{dot}{name}.{kind}" for name in FUSED.get(own, (own,))]
+
+
+def together(piece: str) -> list[str]:
+    """The pieces of its parameter, itself among them."""
+    layer, _, kind = piece.rpartition(".")
+    holder, dot, own = layer.rpartition(".")
+    fused = next((name for name, parts in FUSED.items() if own in parts), own)
+    return pieces_of(f"{holder}{dot}{fused}.{kind}")
+
+
+@functools.lru_cache(maxsize=16)
+def shapes_of(config: Config) -> Mapping[str, Shape]:
+    """Every piece of the whole network; a head that is the embedding is none."""
+    keys = config.kv_heads * config.head_dim
+    rows = {
+        "q": config.n_head * config.head_dim, "k": keys, "v": keys,
+        "gate": config.mlp_width, "up": config.mlp_width,
+    }  # fmt: skip
+    with torch.device("meta"):
+        network = make(replace(config, shards=1))
+    found: dict[str, Shape] = {}
+    for parameter, whole in network.named_parameters():
+        for piece in pieces_of(parameter):
+            own = piece.split(".")[-2]
+            found[piece] = (rows.get(own, whole.shape[0]), *whole.shape[1:])
+    return found
+
+
+def is_norm(layer: str) -> bool:
+    return layer.startswith("ln_") or layer.endswith("_norm")
+
+
+def is_linear(piece: str) -> bool:
+    """Whether it is the matrix of a block's linear layer."""
+    parts = piece.split(".")
+    return parts[0] == "blocks" and parts[-1] == "weight" and not is_norm(parts[-2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +123,10 @@ class RandomSource(WeightSource):
 
     BLOCK_ROWS = 1024  # drawn together, with a seed of their own: a shard draws its share alone
 
-    def __init__(self, config: Config, seed: int, shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, config: Config, seed: int) -> None:
         self.config, self.place = config, "random weights"
-        self._seed, self._shapes = seed, shapes
-        self._number = {piece: i for i, piece in enumerate(shapes)}
+        self._seed, self._shapes = seed, shapes_of(config)
+        self._number = {piece: i for i, piece in enumerate(self._shapes)}
 
     def shape(self, piece: str) -> Shape | None:
         return self._shapes.get(piece)
@@ -101,3 +152,22 @@ class RandomSource(WeightSource):
         generator.manual_seed(hash((self._seed, self._number[piece], block)) % 2**63)
         rows = min(self.BLOCK_ROWS, shape[0] - block * self.BLOCK_ROWS)
         return torch.randn(rows, shape[1], generator=generator)
+
+
+def quantise_int8(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """`[out, in]` and the largest absolute weight of each output `[out]`, which may have further
+    inputs elsewhere -> int8 weights, and the scale of each output `[out]`."""
+    scale = torch.where(largest > 0, largest, 1.0) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+def quantise_q8_0(weight: Tensor) -> Tensor:
+    """`[out, in]` -> uint8 `[out, bytes of a row]`, rounded as in llama.cpp's reference, with a
+    float16 scale for each block."""
+    blocks = weight.float().view(len(weight), -1, BLOCK)
+    scale = blocks.abs().amax(2, keepdim=True) / 127
+    scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
+    below = scaled.abs().floor()
+    whole = below + (2 * (scaled.abs() - below)).floor()  # halves away from zero
+    integers = (whole * scaled.sign()).to(torch.int8).view(torch.uint8)
+    return torch.cat([scale.half().view(torch.uint8), integers], dim=2).flatten(1)

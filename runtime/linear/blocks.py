@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.weights.rounding import BLOCK
+from models.weights.source import BLOCK
 
 BlockKind = Literal["q8_0", "q4_0", "q4_1"]
 KINDS: tuple[BlockKind, ...] = get_args(BlockKind)

@@ -22,7 +22,7 @@ from torch import nn
 
 from kernels import LINEAR_SOURCES, identity
 from kernels.choice import CLEARLY_FASTER, Choices, best_seconds, kept_choices
-from models.weights.rounding import BLOCK
+from models.weights.source import BLOCK
 from runtime.linear.blocks import FORMATS, BlockLinear
 from runtime.linear.layers import (
     AnyLinear,

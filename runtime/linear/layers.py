@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from kernels import linear_kernel
 from models.gpt2 import GeluLinear
 from models.weights.loader import StoredLayers
-from models.weights.rounding import quantise_int8
-from models.weights.source import Raw
+from models.weights.source import Raw, quantise_int8
 from runtime.linear.blocks import KINDS, BlockKind, BlockLinear
 
 Precision = Literal["float32", "bfloat16", "int8"] | BlockKind  # of a layer's weights

@@ -24,7 +24,7 @@ from tests.router.conftest import RouterProcess
 from tests.support.forked import Forked
 from tests.support.process import PATIENCE_S, ROOT, environment, serving
 from watch import trace
-from watch.tracks import Slice
+from watch.trace import Slice
 
 REQUESTS = 8
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -14,8 +14,7 @@ from benchmarks.peers.hub import write_folder
 from models.networks import SHAPES, Config
 from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource
-from models.weights.pieces import shapes_of
-from models.weights.source import RandomSource, WeightSource
+from models.weights.source import RandomSource, WeightSource, shapes_of
 from seams import LoadError
 
 EVERYTHING = slice(None)
@@ -29,7 +28,7 @@ def small(name: str) -> RandomSource:
         shape, vocab_size=96, context=64, n_layer=LAYERS, n_head=4, kv_heads=2, head_dim=32,
         n_embd=64, mlp_width=96, ropes=shape.ropes[:LAYERS], windows=shape.windows[:LAYERS],
     )  # fmt: skip
-    return RandomSource(config, 3, shapes_of(config))
+    return RandomSource(config, 3)
 
 
 def unscaled(config: Any) -> Config:
@@ -49,7 +48,7 @@ DECODERS = ["llama-3.2-1b", "smollm2-135m", "qwen3-0.6b", "gemma-3-270m"]
 def test_what_is_not_written_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     config: Config = replace(small("llama-3.2-1b").config, **changed)
     with pytest.raises(LoadError, match="written"):
-        write_folder(RandomSource(config, 3, shapes_of(config)), tmp_path)
+        write_folder(RandomSource(config, 3), tmp_path)
 
 
 @pytest.mark.parametrize("name", DECODERS)
