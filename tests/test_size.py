@@ -20,21 +20,21 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8647,
-    "benchmarks": 6372,
+    "benchmarks": 6368,
     "client": 8243,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
-    "model_server": 2251,
-    "models": 2995,
+    "model_server": 2218,
+    "models": 2942,
     "router": 5537,
-    "runtime": 5414,
+    "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30631,
+    "tests": 30630,
     "text": 2009,
-    "others": 7605,
+    "others": 7547,
 }
-PRODUCT_LINES = 41068  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40923  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
