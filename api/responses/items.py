@@ -124,6 +124,8 @@ def _stored(item: Item) -> InputItem:
     output = item.output
     if not isinstance(output, str):
         output = "".join(part.text for part in output)
+    if item.call_id is None:  # a template has a place for outputs of calls alone
+        return InputMessage(id=new_id("msg"), role="user", content=[InputText(text=output)])
     return FunctionCallOutput(id=item.id or new_id("fco"), call_id=item.call_id, output=output)
 
 

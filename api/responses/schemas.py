@@ -71,8 +71,10 @@ class CallItem(BaseModel):
 
 
 class CallOutputItem(BaseModel):
+    """Codex also sends outputs that no call asked for."""
+
     type: Literal["function_call_output"]
-    call_id: Filled
+    call_id: Filled | None = None
     output: Content
     id: str | None = None
 

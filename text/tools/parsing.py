@@ -212,6 +212,30 @@ class ForcedCallParser:
         return self.push("")
 
 
+class CallOrTextParser(ForcedCallParser):
+    """For an answer that a grammar keeps either to calls, of which the first begins with `opening`,
+    or to a text."""
+
+    def __init__(self, opening: str) -> None:
+        super().__init__()
+        self._opening = opening
+        self._head: str | None = ""  # until it is decided
+        self._is_text = False
+
+    def push(self, text: str) -> Sequence[Piece]:
+        if self._head is not None:
+            text = self._head + text
+            begun = text.lstrip()
+            if len(begun) < len(self._opening) and self._opening.startswith(begun):
+                self._head = text
+                return []
+            self._head, self._is_text = None, not begun.startswith(self._opening)
+        return [text] if self._is_text and text else super().push(text)
+
+    def finish(self) -> Sequence[Piece]:
+        return [self._head] if self._head else []
+
+
 class StrictCallParser(CallParser):
     """For a text in which a grammar makes a call of whatever begins like one."""
 

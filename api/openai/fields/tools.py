@@ -26,7 +26,13 @@ from text.tools.grammar import (
     of_regex,
     of_schema,
 )
-from text.tools.parsing import CallParser, ForcedCallParser, Parser, StrictCallParser
+from text.tools.parsing import (
+    CallOrTextParser,
+    CallParser,
+    ForcedCallParser,
+    Parser,
+    StrictCallParser,
+)
 
 MOST_TOOLS = 128  # as OpenAI's
 MOST_CHARACTERS = 2**18  # of their JSON
@@ -168,7 +174,8 @@ class Offer:
         if wanted is not None:
             field, constraint = wanted
             grammar = of_calls(answer=rule_of(constraint))
-            return (field, Constraint("lark", grammar)), found
+            either = partial(CallOrTextParser, form.opening)
+            return (field, Constraint("lark", grammar)), either
         if any(one.strict for one in self.allowed):
             grammar = grammar_of_text_with_calls(
                 form, schemas, several=several, special_ids=special_ids

@@ -213,6 +213,10 @@ def test_what_codex_sends_is_taken(says: Says, caplog: pytest.LogCaptureFixture)
     assert shown(stored) == [("message", "Done.")]
     answer = ask(client, input=[{**result, "call_id": "call_none"}], **fields)
     assert "call_none" in is_error(answer, 400, "input")
+    told = {"type": "function_call_output", "name": "goal", "namespace": "agent", "output": "done"}
+    as_user = [{"role": "user", "content": "x"}, {"role": "user", "content": "done"}]
+    told_of, asked = (respond(client, input=[*i], **fields) for i in ([as_user[0], told], as_user))
+    assert alike(told_of) == alike(asked)  # no call asked for it: it has no id of one
     choice = {"type": "function", "name": "add", "namespace": "spawn"}
     assert respond(client, tool_choice=choice, **fields)["tool_choice"] == choice
 

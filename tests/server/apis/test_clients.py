@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -166,24 +165,17 @@ def items(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             process.kill()
 
 
+def says(found: Iterator[dict[str, Any]]) -> list[str]:
+    return [one["text"] for one in found if one["type"] == "agent_message"]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("smollm2_file")
-def test_codex_chats_and_gets_an_answer_of_a_schema(url: str, tmp_path: Path) -> None:
-    (tmp_path / "schema.json").write_text(json.dumps(clients.PARAMETERS))
+def test_codex_chats(url: str, tmp_path: Path) -> None:
+    """It sets no temperature: an answer may be a call, or too long."""
     prompt = 'Paris is a city. Write {"city": "Paris"}.'
-
-    def said(*options: str) -> str:
-        """Codex sets no temperature: an answer may be a call, or too long."""
-        for _ in range(TRIES):
-            process = codex(url, tmp_path, prompt, "--sandbox", "read-only", *options)
-            found = [one["text"] for one in items(process) if one["type"] == "agent_message"]
-            if found:
-                return str(found[-1])
-        raise AssertionError(f"no answer in {TRIES}")
-
-    assert said()
-    text = said("--output-schema", str(tmp_path / "schema.json"))
-    jsonschema.validate(json.loads(text), clients.PARAMETERS)
+    told = (codex(url, tmp_path, prompt, "--sandbox", "read-only") for _ in range(TRIES))
+    assert any("".join(says(items(process))) for process in told)
 
 
 @pytest.mark.long

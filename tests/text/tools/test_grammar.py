@@ -21,7 +21,12 @@ from text.tools.grammar import (
     of_regex,
     of_schema,
 )
-from text.tools.parsing import CallParser, ForcedCallParser, StrictCallParser
+from text.tools.parsing import (
+    CallOrTextParser,
+    CallParser,
+    ForcedCallParser,
+    StrictCallParser,
+)
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/c"}}, "required": ["city"]}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -79,7 +84,12 @@ def test_an_answer_with_a_format_may_call_all_the_same(form: CallForm) -> None:
     ):
         either = forced(form, answer=answer)
         assert [accepts(either, text) for text in (right, wrong, calls)] == [True, False, True]
-        assert loaded(read(CallParser(form, SCHEMAS), [calls])) == ("", [PARIS, NOW])
+        assert read(CallOrTextParser(form.opening), list(right)) == (right, [])
+    assert loaded(read(CallOrTextParser(form.opening), list(calls))) == ("", [PARIS, NOW])
+    for end in range(len(form.opening), len(calls)):  # the end of the context, within a call
+        text, begun = read(CallOrTextParser(form.opening), [calls[:end]])
+        assert text == ""
+        assert [name for name, _ in begun] == ["weather", "now"][: len(begun)]
 
 
 @EACH_FORM
