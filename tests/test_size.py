@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8647,
+    "api": 8658,
     "benchmarks": 6368,
     "client": 8243,
     "deferred": 3103,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5537,
     "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30630,
-    "text": 2009,
+    "tests": 30636,
+    "text": 2033,
     "others": 7547,
 }
-PRODUCT_LINES = 40923  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40958  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
