@@ -36,15 +36,14 @@ def dispersion(times: Times, duration_s: float, window_s: float) -> dict[str, An
 def describe(times: Times, duration_s: float) -> dict[str, Any]:
     """Of sorted arrival times within [0, duration_s]: ``cv`` of the gaps; ``ties``, the share of
     gaps that are zero; `dispersion` in windows of several widths; ``cv_rate`` in those of a
-    hundredth of the duration."""
+    hundredth of the duration. Arrivals all at once have no rate and no CV: None."""
     if times.size < 3:
         raise ValueError("at least three arrivals are needed to describe burstiness")
     gaps = np.diff(times)
     mean_gap = float(gaps.mean())
     found: dict[str, Any] = {"n": times.size, "duration_s": duration_s}
     if mean_gap <= 0 or duration_s <= 0:  # all at once
-        at_once = {"rate": math.inf, "cv": math.nan, "ties": 1.0, "dispersion": []}
-        return {**found, **at_once, "cv_rate": math.inf}
+        return {**found, "rate": None, "cv": None, "ties": 1.0, "dispersion": [], "cv_rate": None}
     rate = times.size / duration_s
     widths = [w / rate for w in (1, 10, 100, 1000) if w / rate * 5 <= duration_s]
     return {

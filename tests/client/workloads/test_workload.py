@@ -148,6 +148,11 @@ def test_the_command_makes_and_describes(
     found = json.loads(out.splitlines()[-1])["found"]
     assert found["n"] == 600
     assert found["cv_rate"] > 0.8
+    assert main(["make", path, "--arrivals", "burst"]) == 0
+    assert main(["describe", path]) == main(["describe", path, "--json"]) == 0
+    *_, told, _, burst = capsys.readouterr().out.splitlines()
+    assert "all at once" in told
+    assert json.loads(burst, parse_constant=pytest.fail)["found"]["rate"] is None
     assert main(["describe", str(tmp_path / "none")]) == 2
     assert "none: cannot be read" in capsys.readouterr().err
     assert main(["make", path, "--deadline-s", "3"]) == 2
