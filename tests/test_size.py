@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 8658,
     "benchmarks": 6368,
-    "client": 8243,
+    "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
@@ -30,7 +30,7 @@ LINES = {
     "router": 5537,
     "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30636,
+    "tests": 30641,
     "text": 2033,
     "others": 7547,
 }
