@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import tiktoken
 import torch
 from torch import Tensor
 
-from models.embedded.training import ROWS, summed_loss
+from models.embedded.training import summed_loss
 from models.gpt2 import GPT, causal_attention
 
 FIGURES_FILE = "training.json"
@@ -30,15 +31,11 @@ Figures = Mapping[str, Any]
 
 
 def machine() -> str:
-    """The processor's name, its cores, and whether it multiplies bf16 matrices in hardware."""
-    name, flags = platform.processor() or platform.machine(), ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        pairs = (line.partition(":") for line in cpuinfo.read_text().splitlines())
-        fields = {key.strip(): value.strip() for key, _, value in pairs}
-        name, flags = fields.get("model name", name), fields.get("flags", "")
-    amx = ", AMX bf16" if "amx_bf16" in flags.split() else ""
-    return f"{name}, {os.cpu_count()} cores{amx}, {torch.get_num_threads()} threads used"
+    """The processor's name and its cores."""
+    cpuinfo, name = Path("/proc/cpuinfo"), platform.machine()
+    if cpuinfo.exists() and (named := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
+        name = named[1]
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used"
 
 
 def write_report(figures: Figures, folder: Path) -> None:
@@ -93,20 +90,12 @@ def stream_loss(network: GPT, stream: Tensor) -> float:
     """Mean cross entropy in nats of every token of `[N]` but the first.
 
     The stream is cut into windows as long as the network's context, each predicted from its own
-    start, so early positions count as much as they do in short prompts.
+    start, so early positions count as much as they do in short prompts. Windows overlap by one
+    token, which is only a target in the earlier one.
     """
-    total = sum(float(summed_loss(network, rows)) for rows in _windows(stream, network))
-    return total / (len(stream) - 1)
-
-
-def _windows(stream: Tensor, network: GPT) -> Iterator[Tensor]:
-    """Rectangles `[<= ROWS, context + 1]` that overlap by one token, which is only a target."""
-    length = network.config.context
-    whole = (len(stream) - 1) // length
-    if whole:
-        yield from torch.split(stream.unfold(0, length + 1, length)[:whole], ROWS)
-    if (len(stream) - 1) % length:
-        yield stream[whole * length :].unsqueeze(0)
+    length, predicted = network.config.context, len(stream) - 1
+    windows = (stream[None, at : at + length + 1] for at in range(0, predicted, length))
+    return sum(float(summed_loss(network, window)) for window in windows) / predicted
 
 
 @torch.inference_mode()

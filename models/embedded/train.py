@@ -8,11 +8,8 @@ Only the command: the run itself is in `training.py`, its results in `report.py`
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import itertools
 import math
-import os
 import platform
 import signal
 import sys
@@ -32,10 +29,9 @@ from models.embedded.report import (
     write_report,
 )
 from models.embedded.training import Settings, Training, encode_stream
-from models.embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
+from models.embedded.vocabulary import VOCABULARY_FILE, make_encoding, write_ranks
 from models.weights.checkpoint import load_network, save_checkpoint
 
-STATE = FOLDER.parents[1] / "data" / "embedded-training.pt"
 SAVE_EVERY_S = 120.0
 REPORTED_STEPS = 100  # over which the reported training loss is averaged
 
@@ -92,7 +88,7 @@ def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder
         for prompt, heat in itertools.product(PROMPTS, TEMPERATURES)
     ]
     figures = {
-        "settings": dataclasses.asdict(settings),
+        "settings": settings.of_result,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": machine(),
@@ -115,52 +111,26 @@ def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder
     return figures
 
 
-def parse_arguments() -> tuple[Settings, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog="python -m embedded.train",
-        description="Trains the embedded model. The same command continues a stopped run.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--minutes", type=float, default=math.inf, help="stop after so long; continue later")
-    add("--threads", type=int, default=os.cpu_count(), help="of torch")
-    add("--folder", type=Path, default=FOLDER, help="folder of the finished model")
-    add("--state", type=Path, default=STATE, help="file of the unfinished run")
-    group = parser.add_argument_group("settings that change the result")
-    for field in dataclasses.fields(Settings):
-        group.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=type(field.default),
-            default=field.default,
-            help=field.metadata["help"],
-        )
-    arguments = parser.parse_args()
-    names = [field.name for field in dataclasses.fields(Settings)]
-    try:
-        return Settings(**{name: getattr(arguments, name) for name in names}), arguments
-    except ValueError as error:
-        parser.error(str(error))
-
-
 def main() -> None:
-    settings, arguments = parse_arguments()
-    torch.set_num_threads(arguments.threads)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    settings = Settings.from_args(sys.argv[1:])
+    folder, state = Path(settings.folder), Path(settings.state)
+    torch.set_num_threads(settings.threads)
+    folder.mkdir(parents=True, exist_ok=True)
     print(f"reading {stdlib_folder()} and building its vocabulary", flush=True)
     corpus = read_corpus(stdlib_folder())
     ranks = train_ranks(corpus.training, settings.vocabulary - 1)
     training = Training(settings, encode_stream(make_encoding(ranks), corpus.training))
-    if arguments.state.exists():
+    if state.exists():
         try:
-            training.resume(arguments.state)
+            training.resume(state)
         except ValueError as error:
             sys.exit(str(error))
-    train(training, arguments.state, arguments.minutes)
+    train(training, state, math.inf if settings.minutes is None else settings.minutes)
     if not training.finished:
         print(f"stopped at step {len(training.losses)}; the same command continues")
         return
-    figures = conclude(training, corpus, ranks, arguments.folder)
-    arguments.state.unlink()  # the next run starts from the beginning
+    figures = conclude(training, corpus, ranks, folder)
+    state.unlink()  # the next run starts from the beginning
     print(render(figures))
 
 

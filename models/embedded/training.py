@@ -6,13 +6,13 @@ interruptions. Uses no files except the state's, and no clock except to time its
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tiktoken
@@ -21,47 +21,69 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from models.embedded.vocabulary import END_OF_TEXT
+from models.embedded.vocabulary import END_OF_TEXT, FOLDER
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from options import OptionError, OptionGroup, Options
 
-SMALLEST_VOCABULARY = 257  # the bytes and the special token
-MAY_BE_ZERO = {"seed", "weight_decay"}
+RESULT = OptionGroup("settings that change the result")
+RUN = OptionGroup("the run")
+STATE = FOLDER.parents[1] / "data" / "embedded-training.pt"
+ABOVE_ZERO = 1e-9
 ROWS = 4  # rows in one forward: larger ones were slower here, since their buffers exceed the cache
 CHUNK = 512  # tokens whose logits exist at the same time: 8 MB at 4096 ids, again for the cache
 
 
-def _setting(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything that the result depends on besides the corpus and torch.
+class Settings(Options):
+    """Everything that the result depends on besides the corpus and torch, and how it is computed.
+    Raises OptionError for a value with which no network or run is possible."""
 
-    ValueError for a value with which no network or run is possible.
-    """
+    usage: ClassVar = "python -m embedded.train [options]"
+    description: ClassVar = "Trains the embedded model. The same command continues a stopped run."
+    prefix: ClassVar = "EMBEDDED_"
 
-    seed: int = _setting(1, "of initial weights and order of windows")
-    steps: int = _setting(1400, "updates of the weights")
-    batch: int = _setting(8, "windows in a step")
-    learning_rate: float = _setting(6e-3, "at its peak")
-    warmup_steps: int = _setting(100, "until the learning rate's peak")
-    weight_decay: float = _setting(0.1, "of matrices")
-    gradient_norm: float = _setting(1.0, "above which gradients are scaled down")
-    vocabulary: int = _setting(4096, "number of ids, the special token included")
-    context: int = _setting(1024, "tokens in a window")
-    layers: int = _setting(6, "blocks of the network")
-    heads: int = _setting(4, "of attention in a block")
-    width: int = _setting(256, "of the hidden state; a multiple of the heads")
+    seed: int = RESULT.option(1, least=0)
+    """of initial weights and order of windows"""
+    steps: int = RESULT.option(1400, least=1)
+    """updates of the weights"""
+    batch: int = RESULT.option(8, least=1)
+    """windows in a step"""
+    learning_rate: float = RESULT.option(6e-3, least=ABOVE_ZERO)
+    """at its peak"""
+    warmup_steps: int = RESULT.option(100, least=1)
+    """until the learning rate's peak"""
+    weight_decay: float = RESULT.option(0.1, least=0)
+    """of matrices"""
+    gradient_norm: float = RESULT.option(1.0, least=ABOVE_ZERO)
+    """above which gradients are scaled down"""
+    vocabulary: int = RESULT.option(4096, least=257)
+    """number of ids: at least the bytes, and the special token"""
+    context: int = RESULT.option(1024, least=1)
+    """tokens in a window"""
+    layers: int = RESULT.option(6, least=1)
+    """blocks of the network"""
+    heads: int = RESULT.option(4, least=1)
+    """of attention in a block"""
+    width: int = RESULT.option(256, least=1)
+    """of the hidden state; a multiple of the heads"""
+
+    minutes: float | None = RUN.option(None, least=0)
+    """stop after so long; continue later; none: when it is finished"""
+    threads: int = RUN.option(os.cpu_count() or 1, least=1)
+    """of torch"""
+    folder: str = RUN.option(str(FOLDER))
+    """folder of the finished model"""
+    state: str = RUN.option(str(STATE))
+    """file of the unfinished run"""
 
     def __post_init__(self) -> None:
-        if self.vocabulary < SMALLEST_VOCABULARY:
-            raise ValueError(f"vocabulary is {self.vocabulary}, least is {SMALLEST_VOCABULARY}")
-        for name in self.__slots__:
-            if getattr(self, name) <= 0 and name not in MAY_BE_ZERO:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
+        Options.__post_init__(self)
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+            raise OptionError(f"width {self.width} is not a multiple of heads {self.heads}")
+
+    @property
+    def of_result(self) -> dict[str, Any]:
+        return {o.name: getattr(self, o.name) for o in self.declared() if o.group is RESULT}
 
     def network(self) -> GPTConfig:
         return GPTConfig(self.vocabulary, self.context, self.layers, self.heads, self.width)
@@ -194,4 +216,4 @@ class Training:
 
     def _identity(self) -> str:
         text = hashlib.sha256(self.stream.numpy().tobytes()).hexdigest()
-        return f"{self.settings} on {text}"
+        return f"{self.settings.of_result} on {text}"
