@@ -16,9 +16,8 @@ from api import limits
 from api.http.errors import explain
 from models.names import EMBEDDED, RANDOM_PREFIX
 from seams import Sampling
-from text.special_tokens import read_object
 from text.tokenizer import VocabularyError
-from text.vocabulary import locate_files
+from text.vocabulary import locate_files, read_object
 
 FILE = "generation_config.json"
 TopK = Annotated[int, Field(ge=-1, le=limits.MOST)]

@@ -18,9 +18,15 @@ from typing import NoReturn
 
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.serving.observed import ObservedModel
-from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
-from model_server.serving.service import ModelService, ShardService
-from model_server.serving.worker import ShardWorker
+from model_server.serving.service import (
+    ORPHAN_S,
+    ModelService,
+    ShardService,
+    ShardWorker,
+    end_with_parent,
+    fail,
+    serve,
+)
 from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError

@@ -23,7 +23,7 @@ from models.weights.loader import check
 from models.weights.source import quantise_int8
 from seams import LoadError
 from text.chat import TEMPLATE_FILE, TOOL_FILE
-from text.special_tokens import MAP_FILE, SETTINGS_FILE
+from text.vocabulary import MAP_FILE, SETTINGS_FILE
 
 # what a server reads besides the weights
 BESIDE = (

@@ -61,8 +61,8 @@ def load_configured_model(config: Config) -> LoadedModel:
 
 def find_remote_model(config: Config, address: str) -> RemoteModel:
     """Waits for it. Raises LoadError."""
-    from model_server.remote.life import RemoteModelError, RemoteOptions
     from model_server.remote.model import RemoteModel
+    from model_server.remote.session import RemoteModelError, RemoteOptions
     from model_server.wire.access import Access
 
     options = RemoteOptions(

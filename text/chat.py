@@ -13,12 +13,11 @@ from typing import Any
 from models.names import EMBEDDED, GGUF_SUFFIX, RANDOM_PREFIX
 from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
-from text.special_tokens import read_names, read_settings
 from text.tokenizer import Tokenizer, VocabularyError
 from text.tools import conversation
 from text.tools.conversation import Message, Tool
 from text.tools.forms import HERMES, form_of
-from text.vocabulary import locate_files, read_metadata
+from text.vocabulary import locate_files, read_metadata, read_names, read_settings
 
 PLAIN = """\
 {% for message in messages %}

@@ -2,13 +2,16 @@
 
 A folder in the Hugging Face layout has `tokenizer.json`, or `vocab.json` with `merges.txt`; the
 embedded model has ranks of its own; a GGUF file has its vocabulary inside
-(`text/gguf_vocabulary.py`).
+(`text/gguf_vocabulary.py`). As in `transformers`, `tokenizer_config.json` names the special tokens,
+`special_tokens_map.json` where that lists no added tokens, and the tokenizer's class where both are
+silent.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +22,6 @@ from models.fetch import locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import read_header
 from seams import LoadError
-from text.special_tokens import content, read_names, read_object, read_settings
 from text.tokenizer import Tokenizer, VocabularyError, byte_level, encoder, sentencepiece
 
 if TYPE_CHECKING:
@@ -30,6 +32,17 @@ _FOLDER_ALLOWED = (
     "with merges.txt"
 )
 _GPT2 = "GPT2Tokenizer"
+SETTINGS_FILE, MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
+_OF_CLASS = {
+    _GPT2: dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), END_OF_TEXT),
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "GemmaTokenizer": {
+        "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+}  # fmt: skip
+_CLASS_OF_MODEL = {"gpt2": _GPT2}  # whose published files name no class
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
@@ -145,14 +158,14 @@ def _of_gpt2(folder: Path, vocab: Path, merges: Path) -> HubTokenizer:
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as HubTokenizer
 
-    kind = read_object(folder / "tokenizer_config.json").get("tokenizer_class", _GPT2)
+    kind = read_settings(folder).get("tokenizer_class", _GPT2)
     if str(kind).removesuffix("Fast") != _GPT2:
         raise ValueError(f"tokenizer_class is {kind}; allowed without tokenizer.json: {_GPT2}")
     hub = HubTokenizer(models.BPE.from_file(str(vocab), str(merges)))
     hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hub.decoder = decoders.ByteLevel()
     named = [END_OF_TEXT] if hub.token_to_id(END_OF_TEXT) is not None else []
-    for value in read_object(folder / "special_tokens_map.json").values():
+    for value in read_object(folder / MAP_FILE).values():
         listed = map(content, value if isinstance(value, list) else [value])
         named += [text for text in listed if text is not None]
     added = read_object(folder / "added_tokens.json")
@@ -229,3 +242,45 @@ def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
     if text is not None and (token := id_of(text)) is not None:
         named.add(token)
     return named or {token for token in [id_of(END_OF_TEXT)] if token is not None}
+
+
+def read_names(folder: Path, known: Container[str]) -> dict[str, str]:
+    """Name -> token. A class's token counts if it is `known`. Raises VocabularyError."""
+    settings = read_settings(folder)
+    kind = settings.get("tokenizer_class")
+    if kind is None:
+        kind = _CLASS_OF_MODEL.get(str(read_object(folder / "config.json").get("model_type")))
+    of_class = _OF_CLASS.get(str(kind).removesuffix("Fast"), {})
+    said = {name: token for name, token in of_class.items() if token in known}
+    said |= {k: v for k, v in settings.items() if k.endswith("_token")}
+    if isinstance(further := settings.get("extra_special_tokens"), dict):
+        said |= further
+    if "added_tokens_decoder" not in settings:
+        mapped = read_object(folder / MAP_FILE).items()
+        said |= {name: token for name, token in mapped if name.endswith("_token")}
+    named = {name: content(token) for name, token in said.items()}
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def content(token: Any) -> str | None:
+    """Of a token that is a text, or an object with its properties; None: neither."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Raises VocabularyError."""
+    return read_object(folder / SETTINGS_FILE)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Of a JSON file that may be absent. Raises VocabularyError."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise VocabularyError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise VocabularyError(f"{path} cannot be read: it is no object")
+    return value

@@ -12,8 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_server.remote.life import Life, NotYetError, RemoteModelError, RemoteOptions, begin
-from model_server.remote.session import Session
+from model_server.remote.session import (
+    NotYetError,
+    RemoteModelError,
+    RemoteOptions,
+    Session,
+    begin,
+)
 from seams import ModelLostError, Opening, Outcome, Step
 
 log = logging.getLogger(__name__)
@@ -34,8 +39,8 @@ class RemoteModel:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
-        self._life = self._wait_for_life()
-        self.info, shape = self._life.info, self._life.shape
+        self._present = self._first_session()
+        self.info, shape = self._present.info, self._present.shape
         self.context, self.vocab_size = shape.context, shape.vocab_size
         self.block_tokens, self.num_blocks = shape.block_tokens, shape.blocks
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -57,14 +62,14 @@ class RemoteModel:
         self._closed = True
         self._changed.set()
         self._thread.join()
-        self._life.session.ranks.close()
+        self._present.ranks.close()
 
     def _session(self) -> Session:
         with self._lock:
             unreported, self._unreported = self._unreported, None
             if (reason := unreported or self.lost) is not None:
                 raise ModelLostError(reason)
-            return self._life.session
+            return self._present
 
     def loss_reported(self) -> None:
         """Call it when the engine has been informed of the loss."""
@@ -84,14 +89,14 @@ class RemoteModel:
         while not self._closed:
             self._changed.clear()
             if self.lost is None:
-                self._life.session.beat(self.options.patience_s)
+                self._present.beat(self.options.patience_s)
                 if self.lost is None:
                     self._changed.wait(BEAT_S)
                 continue
-            self._life.session.dismiss(BEAT_S)
+            self._present.dismiss(BEAT_S)
             try:
-                life = begin(self.options, self._on_loss, self._life.session)
-                self._require_same(life)
+                session = begin(self.options, self._on_loss, self._present)
+                self._require_same(session)
             except Exception as error:  # any: without this thread the model would never return
                 if str(error) != refused:
                     refused = str(error)
@@ -99,22 +104,22 @@ class RemoteModel:
                 self._changed.wait(RETRY_S)
                 continue
             refused = ""
-            self._life.session.ranks.close()
+            self._present.ranks.close()
             with self._lock:
-                self._life, self.lost = life, life.session.lost
+                self._present, self.lost = session, session.lost
             if self.lost is None:
                 log.info("the model is back")
                 self.on_return()
 
-    def _require_same(self, life: Life) -> None:
+    def _require_same(self, session: Session) -> None:
         """Checks the properties on which the ledger and the clients rely. Raises
         RemoteModelError."""
-        was, came = self._life.shape, life.shape
+        was, came = self._present.shape, session.shape
         if came._replace(blocks=was.blocks) != was or came.blocks < was.blocks:
-            life.session.ranks.close()
+            session.ranks.close()
             raise RemoteModelError(f"the model has changed: it is {came} and was {was}")
 
-    def _wait_for_life(self) -> Life:
+    def _first_session(self) -> Session:
         pause, waits_for = threading.Event(), ""
         while True:
             try:

@@ -16,11 +16,18 @@ from typing import Any
 
 import grpc
 
-from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
-from model_server.serving.process import ORPHAN_S, end_with_parent, fail, register, serve
-from model_server.serving.service import ModelService
-from model_server.serving.worker import ShardFailedError, ShardWorker
+from model_server.remote.session import RemoteOptions
+from model_server.serving.service import (
+    ORPHAN_S,
+    ModelService,
+    ShardFailedError,
+    ShardWorker,
+    end_with_parent,
+    fail,
+    register,
+    serve,
+)
 from model_server.shards import Shard
 from model_server.supervisor import Supervisor
 from model_server.wire import model_pb2_grpc

@@ -13,15 +13,15 @@ import pytest
 
 from batching import BatchingManager
 from engine.inference import Inference
-from model_server.remote.life import (
+from model_server.remote.model import RemoteModel
+from model_server.remote.session import (
     NotYetError,
     RemoteModelError,
     RemoteOptions,
+    ShardsDivergedError,
     begin,
     reachable,
 )
-from model_server.remote.model import RemoteModel
-from model_server.remote.session import ShardsDivergedError
 from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire

@@ -12,8 +12,7 @@ import tiktoken
 import torch
 from transformers import GPT2LMHeadModel
 
-from models.embedded.report import FIGURES_FILE, README_FILE, complete, render
-from models.embedded.train import train
+from models.embedded.train import FIGURES_FILE, README_FILE, complete, render, train
 from models.embedded.training import Settings, Training
 from models.embedded.vocabulary import FOLDER, load_embedded_encoding
 from models.gpt2 import GPT, causal_attention

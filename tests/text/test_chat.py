@@ -14,9 +14,8 @@ from tests.models.tokenizer_files import byte_level
 from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
 from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
-from text.special_tokens import read_names
 from text.tokenizer import VocabularyError
-from text.vocabulary import load_tokenizer
+from text.vocabulary import load_tokenizer, read_names
 
 TEMPLATE = """\
 {%- for message in messages %}
