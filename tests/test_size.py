@@ -19,22 +19,22 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8658,
+    "api": 8657,
     "benchmarks": 6368,
     "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
-    "model_server": 2218,
-    "models": 2942,
+    "model_server": 2178,
+    "models": 2904,
     "router": 5537,
     "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30641,
-    "text": 2033,
+    "tests": 30646,
+    "text": 2017,
     "others": 7547,
 }
-PRODUCT_LINES = 40958  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40863  # all but tests, benchmarks, client and learn
 SHORT_FILES = 39
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
