@@ -1,9 +1,9 @@
 """Declares and reads options, for the server and for the router.
 
-A program's options are the fields of a frozen dataclass that inherits `Options`; the text below a
-field is its help. Command line, environment, `--help` and errors are all made from these fields. An
-option overrides its environment variables, which override the default. Needs the standard library
-only.
+A program's options are the fields of a frozen dataclass that inherits `Options`, or another program;
+the text below a field is its help. Command line, environment, `--help` and errors are all made from
+these fields. An option overrides its environment variables, which override the default. Needs the
+standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from itertools import groupby, pairwise
+from itertools import islice, pairwise
 from typing import Any, ClassVar, Literal, NoReturn, Self, get_args, get_origin, get_type_hints
 
 
@@ -134,13 +134,15 @@ class Options:
     @classmethod
     @functools.cache
     def declared(cls) -> tuple[Option, ...]:
-        (source,) = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body
-        assert isinstance(source, ast.ClassDef)
-        helps = {
-            ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-            for field, text in pairwise(source.body)
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-        }
+        helps: dict[str, str] = {}
+        for program in reversed([each for each in cls.__mro__ if issubclass(each, Options)]):
+            (source,) = ast.parse(inspect.cleandoc(inspect.getsource(program))).body
+            assert isinstance(source, ast.ClassDef)
+            helps |= {
+                ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+                for field, text in pairwise(source.body)
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+            }
         hints, declared = get_type_hints(cls), []
         for field in dataclasses.fields(cls):
             name, hint = field.name, hints[field.name]
@@ -152,14 +154,15 @@ class Options:
         return tuple(declared)
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        return cls._from_texts(of_people(environ))
-
-    @classmethod
-    def _from_texts(cls, environ: Mapping[str, str]) -> Self:
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, given: Mapping[str, str] | None = None
+    ) -> Self:
+        """`given`: further variables, which override those of the environment. Raises
+        OptionError."""
+        texts_of = {**of_people(environ), **(given or {})}
         values = {}
         for option in cls.declared():
-            texts = [environ[name] for name in option.variables if name in environ]
+            texts = [texts_of[name] for name in option.variables if name in texts_of]
             if texts:
                 values[option.name] = option.read(texts[0])
             elif option.default is MISSING:
@@ -177,7 +180,7 @@ class Options:
         given = vars(known)
         texts = {o.variables[0]: given[o.name] for o in cls.declared() if given[o.name] is not None}
         try:
-            return cls._from_texts({**of_people(environ), **texts})
+            return cls.from_environment(environ, texts)
         except OptionError as error:
             cls.refuse(str(error))
 
@@ -187,15 +190,12 @@ class Options:
         names = {name for option in cls.declared() for name in option.names}
         mine: list[str] = []
         others: list[str] = []
-        left = list(words)
-        while left:
-            word = left.pop(0)
-            if word.partition("=")[0] not in names:
-                others.append(word)
-                continue
-            mine.append(word)
-            if "=" not in word and left:
-                mine.append(left.pop(0))
+        left = iter(words)
+        for word in left:
+            is_mine = word.partition("=")[0] in names
+            (mine if is_mine else others).append(word)
+            if is_mine and "=" not in word:
+                mine += islice(left, 1)
         return mine, others
 
     @classmethod
@@ -223,17 +223,17 @@ class Options:
             formatter_class=_Help,
             allow_abbrev=False,
         )
-        for group, options in groupby(cls.declared(), key=lambda option: option.group):
-            section = parser.add_argument_group(group.title)
-            for option in options:
-                option.add_to(section)
+        groups = [option.group for option in cls.declared()]  # a group may be inherited in part
+        in_order = reversed(dict.fromkeys(reversed(groups)))
+        sections = {group: parser.add_argument_group(group.title) for group in in_order}
+        for option in cls.declared():
+            option.add_to(sections[option.group])
         return parser
 
     def as_dict(self) -> dict[str, Any]:
         """For display, without secrets."""
-        values = {option.name: getattr(self, option.name) for option in self.declared()}
-        secret = {option.name for option in self.declared() if option.secret}
-        return {name: "(set)" if name in secret and v else v for name, v in values.items()}
+        values = [(option, getattr(self, option.name)) for option in self.declared()]
+        return {o.name: "(set)" if o.secret and value else value for o, value in values}
 
     def as_environment(self) -> dict[str, str]:
         """The environment from which `from_environment` reads the same configuration."""

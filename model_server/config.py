@@ -9,71 +9,96 @@ from typing import ClassVar, Literal
 
 from options import OptionError, OptionGroup, Options
 
+SHARING = OptionGroup("how requests share the model")
 MODEL = OptionGroup("model")
-NETWORK = OptionGroup("network")
+REMOTE = OptionGroup("model in a separate process")
 SHARDS = OptionGroup("shards")
 PROCESS = OptionGroup("process")
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig(Options):
-    """The options of a model server. Raises OptionError."""
+class ModelOptions(Options):
+    """What a server and a model server both take: the model, and how they find each other."""
 
-    usage: ClassVar = "./server.sh model-server [serve MODEL_ID] --listen ADDRESS [options]"
-    description: ClassVar = (
-        "Executes a model for a server that was started with --remote-model ADDRESS. "
-        "Other commands: ./server.sh model-server download-weights MODEL_ID, "
-        "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
-    )
     prefix: ClassVar = "EB_"
+
+    mode: Literal["nobatch", "static", "dynamic"] = SHARING.option(MISSING)
+    """nobatch (one at a time), static (a batch forms and runs until its longest request is done) or
+    dynamic (requests join and leave at every iteration)"""
 
     model: str = MODEL.option("embedded")
     """embedded (ships with the project), smollm2 (from a package of the Python registry), gpt2,
     gpt2-medium, gpt2-large, gpt2-xl or ORG/NAME (from the model hub), random:NAME (random weights
-    of a known shape), a folder in the Hugging Face layout, or a GGUF file; start the server with
-    the same model"""
+    of a known shape, to measure speed), a folder in the Hugging Face layout, or a GGUF file;
+    ./server.sh --list-models lists the names"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
-    mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
-    """mode of the server that uses the model; determines the layout of its memory"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU if there is one), cpu, cuda, cuda:1 ...; with --shards each rank uses the GPU
-    with its number"""
+    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
     others, on a CPU float32, or quantised weights as the checkpoint or GGUF file has them; int8:
     weights of linear layers in 8 bits, everything else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
-    """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
-    amount such as 2GiB, 500MB, 30000tokens"""
+    """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
+    or an amount such as 2GiB, 500MB, 30000tokens; activations and CUDA graphs use what it leaves"""
     max_model_len: int | None = MODEL.option(None, least=2, most=2**24)
-    """most tokens of a prompt and its response; memory is planned for it; none: the model's
-    context"""
-    max_batch_size: int = MODEL.option(32, least=1, most=4096)
-    """most requests in one iteration; the memory is measured for them; the server may have a lower
-    limit"""
+    """most tokens of a prompt and its response; longer requests get 400; memory is planned for it;
+    none: the model's context"""
     cuda_graphs: bool = MODEL.option(True)
     """record iterations as CUDA graphs at start, which saves their launches; false: launch each
     operator; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
+
+    model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
+    """the model server's token, of visible ASCII without spaces; other users of this machine can
+    read a command line, but not your environment"""
+    model_tls: str | None = REMOTE.option(None)
+    """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
+    authority"""
+    model_patience: float = REMOTE.option(5.0, least=0.1, most=3600)
+    """seconds without a heartbeat after which the model server is lost: all its shards are
+    restarted, and requests wait for them"""
+
+    otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
+    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
+    no traces"""
+    otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
+    """the server's name in traces, without spaces; a model server adds .model-server to it"""
+    log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
+    """lowest level that is logged"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig(ModelOptions):
+    """The options of a model server. Raises OptionError."""
+
+    usage: ClassVar = "./server.sh model-server [serve MODEL_ID] --listen ADDRESS [options]"
+    description: ClassVar = (
+        "Executes a model for a server that was started with --remote-model ADDRESS and the same "
+        "--model. "
+        "Other commands: ./server.sh model-server download-weights MODEL_ID, "
+        "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
+    )
+
+    mode: Literal["nobatch", "static", "dynamic"] = SHARING.option("dynamic")
+    """mode of the server that uses the model; determines the layout of its memory"""
+    max_batch_size: int = MODEL.option(32, least=1, most=4096)
+    """most requests in one iteration; the memory is measured for them; the server may have a lower
+    limit"""
     speculate: int = MODEL.option(0, least=0, most=64)
     """most drafts of a request in one iteration, in mode dynamic; --speculate of the server may be
     less; on a CPU, linear layers are then chosen among those that compute a row alike whatever is
     beside it"""
 
-    listen: str = NETWORK.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
+    listen: str = REMOTE.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
     """unix:/PATH, or HOST:PORT, which needs --model-token or --model-tls"""
-    model_token: str | None = NETWORK.option(None, pattern=r"[!-~]+", secret=True)
-    """secret that clients must present, of visible ASCII without spaces; other users of this
-    machine can read a command line, but not your environment"""
-    model_tls: str | None = NETWORK.option(None)
-    """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
-    authority"""
 
     shards: int = SHARDS.option(1, least=1, most=64, flags=["--num-shard"])
     """processes that share the model: heads, columns and vocabulary are split over them, and each
-    reads only its part of the weights; further ones listen next to --listen (PATH-1, PORT+1)"""
+    reads only its part of the weights; each uses the GPU with the number of its rank; further ones
+    listen next to --listen (PATH-1, PORT+1)"""
     rank: int | None = SHARDS.option(None, least=0, most=63)
     """rank of this process among --shards, if the others run elsewhere; when the process ends, its
     supervisor must restart it; none: all shards run here, and this process restarts them"""
@@ -84,21 +109,12 @@ class ServeConfig(Options):
     """HOST:PORT of rank 0 at which the shards meet, on a private network; none: a free port of this
     machine"""
 
-    model_patience: float = PROCESS.option(5.0, least=0.1, most=3600)
-    """seconds without a heartbeat after which a shard counts as hanging and all are restarted"""
-    otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
-    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
-    no traces"""
-    otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
-    """the server's name in traces, without spaces; the model server adds .model-server to it"""
     record: str | None = PROCESS.option(None)
     """file to which every iteration is written, with its sequences, as JSON lines; overwritten;
     further shards write beside it (FILE-1); none: no file"""
     end_with_stdin: bool = PROCESS.option(False)
     """whether to end when standard input ends: a pipe that all processes which need this one hold
     open"""
-    log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
-    """lowest level that is logged"""
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

@@ -29,7 +29,7 @@ from models.weights.folder import FolderSource
 from models.weights.gguf import ARCHITECTURES, PERMUTED, ROPE_FREQUENCIES, GGUFSource, name_of
 from models.weights.source import CHUNK_VALUES, WeightSource, shapes_of
 from seams import LoadError
-from text.chat import PLAIN, template_of
+from text.chat import PLAIN, templates_of
 from text.gguf_vocabulary import CUTS, from_metadata
 from text.tokenizer import Tokenizer, VocabularyError
 from text.vocabulary import hub_tokenizer, load_tokenizer
@@ -247,7 +247,7 @@ def _vocabulary_of(folder: Path, vocab_size: int) -> Keys:
         )
     if made.end_ids != tokenizer.end_ids or made.bos_id != tokenizer.bos_id:
         raise VocabularyError(f"{folder}: its end tokens are more than a GGUF file can name")
-    template = template_of(folder)
+    template = templates_of(folder)["default"]
     return keys if template == PLAIN else {**keys, "tokenizer.chat_template": template}
 
 

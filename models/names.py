@@ -46,25 +46,21 @@ _MB = 10**6
 _ROWS = (
     Listed(EMBEDDED, "MIT", 6_049_792, 1024, 12 * _MB, 28 * _MB),
     Listed("smollm2", "Apache-2.0", 134_515_008, 8192, 98 * _MB, 97 * _MB, package=SMOLLM2),
-    Listed(
-        "gpt2", "MIT", 124_439_808, 1024, 548 * _MB, 652 * _MB,
-        repository="openai-community/gpt2",
-    ),
-    Listed(
-        "gpt2-medium", "MIT", 354_823_168, 1024, 1520 * _MB, 1625 * _MB,
-        repository="openai-community/gpt2-medium",
-    ),
-    Listed(
-        "gpt2-large", "MIT", 774_030_080, 1024, 3247 * _MB, 3353 * _MB,
-        repository="openai-community/gpt2-large",
-    ),
-    Listed(
-        "gpt2-xl", "MIT", 1_557_611_200, 1024, 6432 * _MB, 6552 * _MB,
-        repository="openai-community/gpt2-xl",
-    ),
-)  # fmt: skip
-LISTED = {listed.name: listed for listed in _ROWS}
-GPT2_NAMES = tuple(name for name, listed in LISTED.items() if listed.repository)
+)
+_GPT2 = {  # parameters, and millions of bytes in the file and in memory
+    "gpt2": (124_439_808, 548, 652),
+    "gpt2-medium": (354_823_168, 1520, 1625),
+    "gpt2-large": (774_030_080, 3247, 3353),
+    "gpt2-xl": (1_557_611_200, 6432, 6552),
+}
+LISTED = {listed.name: listed for listed in _ROWS} | {
+    name: Listed(
+        name, "MIT", parameters, 1024, file * _MB, held * _MB,
+        repository=f"openai-community/{name}",
+    )
+    for name, (parameters, file, held) in _GPT2.items()
+}  # fmt: skip
+GPT2_NAMES = tuple(_GPT2)
 # shapes with random weights
 RANDOM_NAMES = (*GPT2_NAMES, "llama-3.2-1b", "smollm2-135m", "qwen3-0.6b", "gemma-3-270m")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,10 +23,8 @@ def make(config: Config) -> Network:
 
 def limit_context(network: Network, tokens: int) -> None:
     """From now on no position beyond is planned for."""
-    if isinstance(network, GPT):
-        network.config = replace(network.config, context=tokens)
-    else:
-        network.config = replace(network.config, context=tokens)
+    config: Any = replace(network.config, context=tokens)
+    network.config = config
 
 
 def count_parameters(config: Config) -> int:

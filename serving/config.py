@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from model_server.config import MODEL, PROCESS, REMOTE, ModelOptions
 from options import OptionError, OptionGroup, Options, flag
 from scheduling.registry import JOINING, PAUSING
 from web.browsers import host_names
@@ -14,9 +15,6 @@ MODES = ("nobatch", "static", "dynamic")
 RESIDENT_WHERE_PAUSED = 4  # x the batch limit
 SPARE_THREADS = 32  # for /stats, /health and refusals while all others are busy
 
-SHARING = OptionGroup("how requests share the model")
-MODEL = OptionGroup("model")
-REMOTE = OptionGroup("model in a separate process")
 NETWORK = OptionGroup("network")
 QUEUE = OptionGroup("batch and queue")
 STATIC = OptionGroup("mode static", only="static")
@@ -38,7 +36,6 @@ TGI_API = OptionGroup("TGI's API")
 BATCH_API = OptionGroup("Batch API")
 RESPONSES_API = OptionGroup("Responses API")
 WATCH = OptionGroup("live page")
-PROCESS = OptionGroup("process")
 
 
 def _tokens_or_auto(text: str) -> int | Literal["auto"]:
@@ -52,24 +49,12 @@ def _tokens_or_auto(text: str) -> int | Literal["auto"]:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Options):
+class Config(ModelOptions):
     """The server's settings. Raises OptionError."""
 
     usage: ClassVar = "./server.sh MODE [options]"
     description: ClassVar = "Serves one model over HTTP."
-    prefix: ClassVar = "EB_"
 
-    mode: Literal["nobatch", "static", "dynamic"] = SHARING.option(MISSING)
-    """nobatch (one at a time), static (a batch forms and runs until its longest request is done) or
-    dynamic (requests join and leave at every iteration)"""
-
-    model: str = MODEL.option("embedded")
-    """embedded (ships with the project), smollm2 (from a package of the Python registry), gpt2,
-    gpt2-medium, gpt2-large, gpt2-xl or ORG/NAME (from the model hub), random:NAME (random weights
-    of a known shape, to measure speed), a folder in the Hugging Face layout, or a GGUF file;
-    ./server.sh --list-models lists the names"""
-    revision: str | None = MODEL.option(None, pattern=r"\S+")
-    """branch, tag or commit of a downloaded model; none: its main branch"""
     served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")
     """names that clients may use for the model, comma separated; responses carry the first; none:
     the name given to --model"""
@@ -80,38 +65,12 @@ class Config(Options):
     """what the model's generation_config.json says of sampling (temperature, top_k, top_p, min_p,
     repetition_penalty, max_new_tokens) counts where a client says nothing, on OpenAI's APIs and
     /inference; false: it does not"""
-    device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
-    """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, on a CPU float32, or quantised weights as the checkpoint or GGUF file has them; int8:
-    weights of linear layers in 8 bits, everything else in bfloat16 (CPU only)"""
-    kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
-    """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
-    or an amount such as 2GiB, 500MB, 30000tokens; activations and CUDA graphs use what it leaves"""
-    max_model_len: int | None = MODEL.option(None, least=2, most=2**24)
-    """most tokens of a prompt and its response; longer requests get 400; memory is planned for it;
-    none: the model's context"""
-    cuda_graphs: bool = MODEL.option(True)
-    """record iterations as CUDA graphs at start, which saves their launches; false: launch each
-    operator; no effect on a CPU"""
-    seed: int = MODEL.option(0, least=0, most=2**63 - 1)
-    """seed of the random weights of random:NAME"""
 
     remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
     """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
     HOST:PORT, which needs a token or TLS; give --revision, --device, --dtype, --kv-memory,
     --max-model-len, --cuda-graphs and --seed to the model server then; none: the model runs in this
     process"""
-    model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
-    """the model server's token, of visible ASCII without spaces; other users of this machine can
-    read a command line, but not your environment"""
-    model_tls: str | None = REMOTE.option(None)
-    """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
-    authority"""
-    model_patience: float = REMOTE.option(5.0, least=0.1, most=3600)
-    """seconds without a heartbeat after which the model server is lost: its requests wait for the
-    next one"""
     model_deadline: float = REMOTE.option(600.0, least=1, most=86_400)
     """seconds that one iteration may take while heartbeats continue"""
 
@@ -282,13 +241,6 @@ class Config(Options):
 
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds for accepted requests to finish after SIGTERM"""
-    otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
-    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
-    no traces"""
-    otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
-    """this server's name in traces, without spaces"""
-    log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
-    """lowest level that is logged"""
     log_format: Literal["plain", "json"] = PROCESS.option("plain")
     """plain for people, json for machines"""
 

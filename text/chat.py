@@ -77,16 +77,10 @@ class ChatTemplate:
         self._arguments_are_text = self._knows_tools and self._expects_text()
 
     def encode(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
-        *,
-        add_generation_prompt: bool = True,
-        names: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), **options: Any
     ) -> list[int]:
         """As `text`, in tokens. Raises ConversationError, and EncodingError."""
-        text = self.text(messages, tools, add_generation_prompt=add_generation_prompt, names=names)
-        return self.tokens(text)
+        return self.tokens(self.text(messages, tools, **options))
 
     def tokens(self, text: str) -> list[int]:
         """Of a `text`; a plain one begins as every prompt does. Raises EncodingError."""
@@ -114,13 +108,7 @@ class ChatTemplate:
             elif self._arguments_are_text:
                 messages = conversation.with_arguments_as_text(messages)
         try:
-            return self._render(
-                template,
-                messages,
-                tools,
-                names or {},
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._render(template, messages, tools, names or {}, add_generation_prompt)
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(
                 f"the model's chat template does not accept these messages: {error}"
@@ -132,13 +120,13 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Tool],
         own: Mapping[str, Any],
-        **switches: bool,
+        add_generation_prompt: bool,
     ) -> str:
         shield = self._tokenizer.shield
         names = {
             **_mapped(own, shield),
             **self._names,
-            **switches,
+            "add_generation_prompt": add_generation_prompt,
             "messages": _mapped(messages, shield),
             "tools": _mapped(tools, shield) or None,
             "documents": None,  # as `transformers` passes what is left out
@@ -151,13 +139,7 @@ class ChatTemplate:
 
         def shows(messages: Sequence[Message]) -> bool:
             try:
-                text = self._render(
-                    self._of_tools,
-                    messages,
-                    [conversation.EXAMPLE_TOOL],
-                    {},
-                    add_generation_prompt=True,
-                )
+                text = self._render(self._of_tools, messages, [conversation.EXAMPLE_TOOL], {}, True)
             except Exception:  # as in `encode`
                 return False
             return conversation.shows_arguments(text)
@@ -196,7 +178,7 @@ def load_chat_template(
         return _from_gguf(path, tokenizer)
     names = read_names(path, tokenizer.special_ids)
     try:
-        templates = _templates(path)
+        templates = templates_of(path)
     except VocabularyError as error:
         template = ChatTemplate(PLAIN, tokenizer, names)
         template.unreadable = str(error)
@@ -204,12 +186,7 @@ def load_chat_template(
     return ChatTemplate(templates["default"], tokenizer, names, templates.get(TOOL_USE))
 
 
-def template_of(folder: Path) -> str:
-    """Raises VocabularyError."""
-    return _templates(folder)["default"]
-
-
-def _templates(folder: Path) -> dict[str, str]:
+def templates_of(folder: Path) -> dict[str, str]:
     """By name; there is always a default. Raises VocabularyError."""
     files = {"default": TEMPLATE_FILE, TOOL_USE: TOOL_FILE}
     try:

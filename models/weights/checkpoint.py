@@ -19,10 +19,10 @@ from models.names import RANDOM_PREFIX
 from models.networks import SHAPES
 from models.part import WHOLE, Part
 from models.weights.config import GELU
-from models.weights.folder import GPT2_NAMES, FolderSource
+from models.weights.folder import FolderSource, tensor_of
 from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
-from models.weights.source import RandomSource, WeightSource
+from models.weights.source import RandomSource, WeightSource, pieces_of
 from seams import LoadError
 
 
@@ -74,11 +74,7 @@ def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     tensors: dict[str, Tensor] = {}
     for ours, parameter in network.named_parameters():
-        holder, _, kind = ours.rpartition(".")
-        block, _, own = holder.rpartition(".")
-        hub = GPT2_NAMES["q" if own == "qkv" else own] if block else own
-        name = f"transformer.{block.replace('blocks', 'h') + '.' if block else ''}{hub}.{kind}"
-        is_matrix = block and parameter.dim() == 2
-        tensor = parameter.detach().t() if is_matrix else parameter.detach()
-        tensors[name] = tensor.to("cpu", dtype).contiguous()
+        where = tensor_of(pieces_of(ours)[0], config)
+        tensor = parameter.detach().t() if where.transposed else parameter.detach()
+        tensors[f"transformer.{where.name}"] = tensor.to("cpu", dtype).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

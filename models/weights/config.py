@@ -80,9 +80,9 @@ _OF_GPT2 = {
 }  # fmt: skip
 # variants of GPT-2 that our network does not compute
 _FIXED_OF_GPT2 = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
 }
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 # where files of before 2020 have no `model_type`
@@ -138,10 +138,7 @@ def describe(fields: Fields) -> Config:
 
 
 def _gpt2(fields: Fields) -> GPTConfig:
-    _require_known(fields, _OF_GPT2 | _FIXED_OF_GPT2.keys())
-    for name, only in _FIXED_OF_GPT2.items():
-        if fields.get(name, only) != only:
-            raise DescriptionError(f"{name} is {fields[name]!r}, allowed: {only!r}")
+    _require_known(fields, _OF_GPT2, {**_FIXED, **_FIXED_OF_GPT2})
     activation = fields.get("activation_function", "gelu_new")
     if activation not in GELU:
         raise DescriptionError(f"activation_function is {activation!r}, allowed: {', '.join(GELU)}")
@@ -156,11 +153,13 @@ def _gpt2(fields: Fields) -> GPTConfig:
     )
 
 
-def _require_known(fields: Fields, read: Set[str]) -> None:
-    for name, allowed in _FIXED.items():
-        if fields.get(name) not in allowed:
+def _require_known(
+    fields: Fields, read: Set[str], fixed: Mapping[str, tuple[Any, ...]] = _FIXED
+) -> None:
+    for name, allowed in fixed.items():
+        if name in fields and fields[name] not in allowed:
             raise DescriptionError(f"{name} is {fields[name]!r}, supported: {allowed[-1]!r}")
-    known = read | _MEANINGLESS | _FIXED.keys()
+    known = read | _MEANINGLESS | fixed.keys()
     for name, value in fields.items():
         if name not in known and not name.startswith("_") and value:
             raise DescriptionError(f"{name} is {value!r}, and this field is not supported")

@@ -70,8 +70,8 @@ def change(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, supported: False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, supported: True"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
         ({"n_layer": "two"}, "n_layer is 'two', supported: a number of 1 or more"),
         ({"n_positions": 64}, "has shape (32, 48), config.json implies (64, 48)"),
