@@ -1,9 +1,9 @@
 """Declares and reads options, for the server and for the router.
 
-A program's options are the fields of a frozen dataclass that inherits `Options`, or another program;
-the text below a field is its help. Command line, environment, `--help` and errors are all made from
-these fields. An option overrides its environment variables, which override the default. Needs the
-standard library only.
+A program's options are the fields of a frozen dataclass that inherits `Options`, or another
+program; the text below a field is its help. Command line, environment, `--help` and errors are all
+made from these fields. An option overrides its environment variables, which override the default.
+Needs the standard library only.
 """
 
 from __future__ import annotations
