@@ -65,10 +65,6 @@ DAY_S = 86_400
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: the folder of a custom policy
 
 
-class StartError(Exception):
-    """The server cannot be started with these options; the message says why."""
-
-
 def policy_of_mode(config: Config, predictor: Predictor) -> Policy:
     """Raises PolicyOptionError."""
     folder = os.environ.get(POLICY_FOLDER)
@@ -214,8 +210,9 @@ def main() -> None:
         template = load_chat_template(config.model, tokenizer, config.revision)
         defaults = sampling_defaults(config)
         _check_port(config)
-        _check_record(config)
-    except (VocabularyError, PolicyOptionError, StartError) as error:
+        if config.record is not None:
+            check_writable(config.record)
+    except (VocabularyError, PolicyOptionError, OSError) as error:
         sys.exit(f"server.sh: {error}")
     print(
         f"{config.mode}, model {config.model}, {config.url}: {config.threads} threads, for "
@@ -243,27 +240,16 @@ def main() -> None:
 
 
 def _check_port(config: Config) -> None:
-    """gunicorn would retry for five seconds before it reports the error."""
+    """gunicorn would retry for five seconds before it reports the error. Raises OSError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((config.host, config.port))
         except OSError as error:
-            raise StartError(
+            raise OSError(
                 f"cannot listen on {config.host}:{config.port} ({error.strerror}); "
                 f"see {flag('host')} and {flag('port')}"
-            ) from error
-
-
-def _check_record(config: Config) -> None:
-    if config.record is not None:
-        try:
-            check_writable(config.record)
-        except OSError as error:
-            raise StartError(
-                f"cannot write {config.record} ({error.strerror}); {flag('record')} needs a file "
-                "in a folder that exists"
             ) from error
 
 

@@ -35,18 +35,19 @@ from runtime.grammar.grammars import Grammars
 from seams import LoadError
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
+from text.tokenizer import VocabularyError
 
 RECORD_S = 2.0  # to write the last lines of --record
 
 
 def main(args: Sequence[str]) -> None:
-    match config := read(args):
-        case DownloadConfig():
-            download(config)
-        case QuantizeConfig():
-            quantize(config)
-        case ServeConfig():
-            serve_model(config)
+    config = read(args)
+    if isinstance(config, ServeConfig):
+        serve_model(config)
+    try:
+        print(_download(config) if isinstance(config, DownloadConfig) else _quantize(config))
+    except (LoadError, VocabularyError) as error:
+        sys.exit(f"model-server: {error}")
 
 
 def serve_model(config: ServeConfig) -> NoReturn:
@@ -129,25 +130,18 @@ def load(config: ServeConfig, rank: int) -> ShardService:
     return model
 
 
-def download(config: DownloadConfig) -> None:
+def _download(config: DownloadConfig) -> str:
     from models.fetch import locate
 
-    try:
-        print(locate(config.model, config.revision))
-    except LoadError as error:
-        sys.exit(f"model-server: {error}")
+    return str(locate(config.model, config.revision))
 
 
-def quantize(config: QuantizeConfig) -> None:
+def _quantize(config: QuantizeConfig) -> str:
     from model_server.quantise import quantise
-    from text.tokenizer import VocabularyError
 
     out = Path(config.output_dir).expanduser()
-    try:
-        made = quantise(config.model, out, config.revision, config.weights)
-    except (LoadError, VocabularyError) as error:
-        sys.exit(f"model-server: {error}")
-    print(
+    made = quantise(config.model, out, config.revision, config.weights)
+    return (
         f"{made.bytes / 1e6:.1f} MB of weights instead of {made.bytes_before / 1e6:.1f} MB; serve "
         f"them with --model {made.model}"
     )

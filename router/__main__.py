@@ -13,9 +13,7 @@ def main() -> None:
         try:
             check_writable(config.record)
         except OSError as error:
-            RouterConfig.refuse(
-                f"--record (RECORD): cannot write {config.record} ({error.strerror})"
-            )
+            RouterConfig.refuse(str(error))
     try:
         run(config)
     except OSError as error:

@@ -87,7 +87,12 @@ def unix_offset_s() -> float:
 def check_writable(path: str) -> None:
     """Raises OSError where nothing can be written there. An earlier file stays as it is until the
     journal starts: the start of its process may fail."""
-    open(path, "a").close()
+    try:
+        open(path, "a").close()
+    except OSError as error:
+        raise OSError(
+            f"cannot write {path} ({error.strerror}); --record needs a file in a folder that exists"
+        ) from error
 
 
 def _write(file: TextIO, lines: Iterable[Line]) -> None:

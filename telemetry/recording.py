@@ -81,8 +81,7 @@ def event_of(line: Line) -> Event | None:
             return Arrived(**known(ARRIVED))
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
-            requests, slots, tokens, kinds, *drafts = columns or ((), (), (), ())
-            accepted, rejected = drafts or ((), ())
+            requests, slots, tokens, kinds, accepted, rejected = columns or ((),) * 6
             indices = bytes(map(KINDS.index, kinds))
             return IterationRecord(
                 batch_size=sum(kind != "paused" for kind in kinds),

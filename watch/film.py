@@ -129,30 +129,14 @@ def _panel(run: Recorded, top: int, span_us: int, quickest: bool) -> Iterator[st
 
     for row in shown:
         bar("waiting", row.request, row.at_us, ends.get(row.request, run.frame["now"]))
-    held: list[tuple[int, int, int]] = []  # start, request, end
     for part in run.frame["runs"]:
         if part.request in line:
             last = iterations[part.first + part.length - 1 - first]
             start_us = iterations[part.first - first].start_us
             end_us = last.start_us + last.duration_us
             bar(KINDS[part.kind], part.request, start_us, end_us)
-            if KINDS[part.kind] == "held":
-                held.append((start_us, part.request, end_us))
     for kind, paths in bars.items():
         yield f'<path class="{kind}" d="{"".join(paths)}"/>'
-    slack_us = span_us // 100  # a response leaves a little after its last iteration
-    free = [  # there is room to the right of these, and nothing is drawn in the rows beside it
-        (end_us - start_us, request, end_us)
-        for start_us, request, end_us in held
-        if end_us - zero < span_us * 0.7
-        and all(ends.get(row.request, 0) <= end_us + slack_us for row in shown[: line[request] + 3])
-    ]
-    if free:
-        _, request, end_us = max(free)
-        yield (
-            f'<text class="dim" x="{_x(end_us - zero, span_us) + 6:.1f}" '
-            f'y="{top + ROW * line[request] + ROW}">done, yet computed until its batch ends</text>'
-        )
     yield "</g>"
 
 

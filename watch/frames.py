@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NotRequired
 from typing_extensions import TypedDict
 
 from engine.lifecycle import Arrived, Ended, Event
-from seams import IterationRecord, Rows
+from seams import KINDS, IterationRecord, Rows
 
 US = 1_000_000
 SAFE = 2**53  # JavaScript's numbers are exact below
@@ -169,26 +169,26 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
     newest: dict[int, int] = {}  # slot -> index of its newest run
     n = first
     for row, same in groupby(rows):
-        times, none = sum(1 for _ in same), [0] * len(row)
-        for request, slot, tokens, kind, accepted, rejected in zip(
-            row.requests,
-            row.slots,
-            row.token_counts,
-            row.kinds,
-            row.accepted or none,
-            row.rejected or none,
-            strict=True,
-        ):
+        times = sum(1 for _ in same)
+        for each in row:
+            slot = each.slot
             run = RunColumns(
-                request, slot, kind, n, times, tokens * times, accepted * times, rejected * times
+                each.request,
+                slot,
+                KINDS.index(each.kind),
+                n,
+                times,
+                each.num_tokens * times,
+                each.accepted * times,
+                each.rejected * times,
             )
             before = runs[newest[slot]] if slot in newest else None
             if (
                 before is not None
-                and (before.request, before.kind) == (request, kind)
+                and (before.request, before.kind) == (run.request, run.kind)
                 and before.first + before.length == n
-                and before.accepted == accepted * before.length
-                and before.rejected == rejected * before.length
+                and before.accepted == each.accepted * before.length
+                and before.rejected == each.rejected * before.length
             ):
                 both = map(add, before[4:], run[4:])  # lengths, tokens and drafts
                 runs[newest[slot]] = RunColumns(*before[:4], *both)

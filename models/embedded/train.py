@@ -3,9 +3,8 @@
 The defaults are the settings of the model that ships with the project. The run can be stopped
 (Ctrl-C, SIGTERM, `--minutes`); the same command continues it.
 
-The run itself is in `training.py`. Here are the command and the results: the loss on other text,
-samples, `training.json`, and the part of `README.md` that quotes it. Forward passes are plain ones,
-without a KV cache.
+The run itself is in `training.py`. Here are the command and its results (`training.json`): the loss
+on other text, and samples. Forward passes are plain ones, without a KV cache.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ SAMPLE_TOKENS = 80
 
 
 FIGURES_FILE = "training.json"
-README_FILE = "README.md"
-BEGIN, END = "<!-- begin of what train.py wrote -->", "<!-- end of what train.py wrote -->"
-
-
-# what `training.json` holds, by name; losses in nats per token unless named otherwise
+# what it holds, by name; losses in nats per token unless named otherwise
 Figures = Mapping[str, Any]
 
 
@@ -118,7 +113,7 @@ def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder
         "held_out_bits_per_character": loss * (len(held_out) - 1) / characters / math.log(2),
         "samples": samples,
     }
-    write_report(figures, folder)
+    (folder / FIGURES_FILE).write_text(json.dumps(figures, indent=2) + "\n")
     return figures
 
 
@@ -128,53 +123,6 @@ def machine() -> str:
     if cpuinfo.exists() and (named := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
         name = named[1]
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used"
-
-
-def write_report(figures: Figures, folder: Path) -> None:
-    """Writes the figures; in an existing README, replaces the part between the markers."""
-    (folder / FIGURES_FILE).write_text(json.dumps(figures, indent=2) + "\n")
-    readme = folder / README_FILE
-    if readme.exists():
-        before, rest = readme.read_text().split(BEGIN)
-        readme.write_text(f"{before}{render(figures)}{rest.split(END)[1]}")
-
-
-def render(figures: Figures) -> str:
-    """The README's generated part, markers included."""
-    of, settings = figures, figures["settings"]
-    rows = {
-        "held-out loss (saved bf16 weights, computed in fp32)": (
-            f"{of['held_out_loss']:.4f} nats per token, "
-            f"**{of['held_out_bits_per_character']:.3f} bits per character**"
-        ),
-        "training loss (mean of the last steps)": f"{of['training_loss']:.4f} nats per token",
-        "seed": f"{settings['seed']}",
-        "steps": f"{settings['steps']:,}, {of['tokens_seen']:,} tokens seen",
-        "parameters": f"{of['parameters']:,}",
-        **{
-            f"{name} text": (
-                f"{of[f'{key}_files']:,} files, {of[f'{key}_characters']:,} characters, "
-                f"{of[f'{key}_tokens']:,} tokens"
-            )
-            for name, key in (("training", "training"), ("held-out", "held_out"))
-        },
-        "corpus": f"standard library of Python {of['python']}, sha256 `{of['corpus_sha256']}`",
-        "time in training steps": f"{of['training_minutes']:.0f} minutes",
-        "machine": f"{of['machine']}; torch {of['torch']}",
-        "all settings": ", ".join(f"{name} {value}" for name, value in settings.items()),
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    samples = "\n".join(map(_render_sample, figures["samples"]))
-    return f"{BEGIN}\n| | |\n| --- | --- |\n{table}\n\n{samples}{END}"
-
-
-def _render_sample(sample: Figures) -> str:
-    temperature, prompt = sample["temperature"], sample["prompt"]
-    how = f"temperature {temperature:g}" if temperature else "greedy"
-    return (
-        f"Prompt `{json.dumps(prompt)}`, {how}; prompt and completion:\n\n"
-        f"````python\n{prompt}{sample['completion']}\n````\n"
-    )
 
 
 @torch.inference_mode()
@@ -230,7 +178,7 @@ def main() -> None:
         return
     figures = conclude(training, corpus, ranks, folder)
     state.unlink()  # the next run starts from the beginning
-    print(render(figures))
+    print(f"held-out loss {figures['held_out_loss']:.4f} nats per token; {folder / FIGURES_FILE}")
 
 
 if __name__ == "__main__":

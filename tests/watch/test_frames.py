@@ -85,11 +85,6 @@ def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
     assert again[3] == events[3]
     assert make_frame([e for e in again if e], 0, 1.0) == make_frame(events, 0, 1.0)
     assert event_of({"type": "missed", "events": 3}) is None
-    line = as_json(iterated(0, [(7, 0, 1, DECODE)]))
-    line["rows"] = [row[:4] for row in line["rows"]]  # as recordings were written before drafts
-    found = event_of(json.loads(json.dumps(line)))
-    assert isinstance(found, IterationRecord)
-    assert [(row.num_tokens, row.accepted) for row in found.rows] == [(1, 0)]
 
 
 def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> None:
