@@ -1,6 +1,8 @@
 """Prometheus metrics of the router. Gauges are read from the state when they are scraped."""
 
 from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,6 +15,22 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
+class Series(dict[tuple[str, ...], M]):
+    """The series of a metric by the values of its labels."""
+
+    def __init__(self, metric: M) -> None:
+        super().__init__()
+        self.metric: M = metric
+
+    def __missing__(self, values: tuple[str, ...]) -> M:
+        one: M = self.metric.labels(*values)
+        self[values] = one
+        return one
+
+
 class Metrics:
     """Label values are existing upstreams and models, so their number is bounded."""
 
@@ -23,49 +41,43 @@ class Metrics:
         workers.does["metrics"] = lambda _: (number, self._read())
         self._shown: set[str] = set()
         self._registry = CollectorRegistry()
-        r = self._registry
-        self.requests = Counter(
-            "eb_router_requests", "Responses sent", ["upstream", "model", "status"], registry=r
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"eb_router_{name}", text, labels, registry=self._registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            name = f"eb_router_{name}_seconds"
+            return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+
+        of_both = ("upstream", "model")
+        self.requests = Series(counter("requests", "Responses sent", *of_both, "status"))
+        self.refused = Series(counter("refused", "Requests that the router refused", "reason"))
+        self.departed = counter("departed", "Clients that left before their response ended")
+        self.broken = Series(
+            counter("broken_answers", "Responses that broke off after their first byte", *of_both)
         )
-        self.refused = Counter(
-            "eb_router_refused", "Requests that the router refused", ["reason"], registry=r
+        self.retries = Series(
+            counter(
+                "retries", "Requests sent elsewhere after they failed on this upstream", *of_both
+            )
         )
-        self.departed = Counter(
-            "eb_router_departed", "Clients that left before their response ended", registry=r
+        self.queue_seconds = Series(
+            histogram("queue", "Wait for a free upstream", _SECONDS, "model")
         )
-        self.broken = Counter(
-            "eb_router_broken_answers",
-            "Responses that broke off after their first byte",
-            ["upstream", "model"],
-            registry=r,
+        self.first_byte_seconds = Series(
+            histogram(
+                "first_byte",
+                "From sending the request to the first byte of the response's body",
+                _SECONDS,
+                *of_both,
+            )
         )
-        self.retries = Counter(
-            "eb_router_retries",
-            "Requests sent elsewhere after they failed on this upstream",
-            ["upstream", "model"],
-            registry=r,
-        )
-        self.queue_seconds = Histogram(
-            "eb_router_queue_seconds",
-            "Wait for a free upstream",
-            ["model"],
-            buckets=_SECONDS,
-            registry=r,
-        )
-        self.first_byte_seconds = Histogram(
-            "eb_router_first_byte_seconds",
-            "From sending the request to the first byte of the response's body",
-            ["upstream", "model"],
-            buckets=_SECONDS,
-            registry=r,
-        )
-        self.added_seconds = Histogram(
-            "eb_router_added_seconds",
+        self.added_seconds = histogram(
+            "added",
             "Time that the router adds until the response begins, without queue and upstream",
-            buckets=_OVERHEAD,
-            registry=r,
+            _OVERHEAD,
         )
-        r.register(_State(dispatcher))
+        self._registry.register(_State(dispatcher))
 
     async def text(self) -> bytes:
         """The metrics in the exposition format. Of several workers, each has series of its own."""
@@ -84,8 +96,10 @@ class Metrics:
         """This worker's metrics, without upstreams that are gone."""
         present = {upstream.url for upstream in self._dispatcher.fleet}
         for url in self._shown - present:
-            for metric in (self.requests, self.broken, self.retries, self.first_byte_seconds):
-                metric.remove_by_labels({"upstream": url})
+            of_upstreams = (self.requests, self.broken, self.retries, self.first_byte_seconds)
+            for series in of_upstreams:
+                series.metric.remove_by_labels({"upstream": url})
+                series.clear()
         self._shown = present
         return [
             (f.name, f.documentation, f.type, [(s.name, s.labels, s.value) for s in f.samples])
@@ -113,7 +127,7 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("eb_router_waiting", "Requests in the queue", labels=["model"])
-        counts = self._dispatcher.state.waiting()
+        counts = self._dispatcher.waiting()
         known = self._dispatcher.fleet.models()
         for model in known:
             waiting.add_metric([model], counts.get(model, 0))
@@ -132,7 +146,7 @@ class _State(Collector):
                 ("told_free_blocks", "Blocks of KV memory that the upstream said are free"),
             )
         }
-        now = self._dispatcher.now()
+        now = monotonic()
         for upstream in self._dispatcher.fleet:
             gauges["in_flight"].add_metric([upstream.url], upstream.in_flight)
             gauges["ready"].add_metric([upstream.url], upstream.ready)

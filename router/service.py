@@ -20,16 +20,11 @@ from router.dispatching import AsyncDispatcher
 from router.http.admin import Admin
 from router.http.client import Pool
 from router.http.connections import Connections, most_connections
-from router.http.forward import Forwarder
-from router.http.jobs import JobRelay
+from router.http.exchange import BufferLimit
 from router.http.probes import Prober
 from router.http.proxy import Proxy
-from router.http.relay import Relay
 from router.http.routes import Routes
-from router.http.telemetry import RequestTelemetry
-from router.http.tokens import TokenRelay
 from router.metrics import Metrics
-from router.rules.buffers import BufferLimit
 from router.rules.fleet import Upstreams
 from router.rules.policies import POLICIES
 from router.rules.queues import ORDERS
@@ -58,27 +53,12 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
     policy = POLICIES[config.policy](random.Random())
     dispatcher = AsyncDispatcher(Upstreams(), policy, limits, turns)
     metrics = Metrics(dispatcher, workers)
-    pool = Pool(config.connect_timeout)
+    first_byte_s = config.timeout / 1000
+    pool = Pool(config.connect_timeout, config.stream_idle, min(first_byte_s, config.stream_idle))
     buffers = BufferLimit(workers.share(config.max_held_bytes))
-    forwarder = Forwarder(pool, idle_s=config.stream_idle, drop_authorization=bool(config.api_keys))
-    first_byte_limit_s = config.timeout / 1000
-    relay = Relay(forwarder, dispatcher, metrics, buffers, first_byte_limit_s=first_byte_limit_s)
-    jobs = JobRelay(
-        forwarder,
-        dispatcher,
-        upstream=config.batch_upstream,
-        default_model=config.default_model,
-        idle_s=config.stream_idle,
-    )
-    tokens = TokenRelay(forwarder, dispatcher, idle_s=config.stream_idle)
     tracing = start_tracing(config.otlp_endpoint or None, config.otlp_service_name)
-    journal = None
-    if config.record:
-        journal = Journal(Path(config.record), "router", {})
-    telemetry = RequestTelemetry(dispatcher, metrics, journal)
-    proxy = Proxy(
-        config, dispatcher, forwarder, buffers, relay, jobs, tokens, metrics, telemetry, tracing
-    )
+    journal = Journal(Path(config.record), "router", {}) if config.record else None
+    proxy = Proxy(config, dispatcher, pool, metrics, buffers, journal, tracing)
     prober = Prober(dispatcher, pool, config.probe_interval, config.probe_timeout)
     prober.set_sources(_sources(config, workers))
     workers.does["reread"] = lambda _: _reread(config, prober, workers)

@@ -4,14 +4,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
+from router.http.body import BrokenBodyError
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
 from router.http.server import ClientRequest
-from router.http.streams import BrokenBodyError
 from router.metrics import Metrics
 from router.rules.breaker import BreakerState
 from router.rules.fleet import ADMIN
@@ -106,7 +107,7 @@ class Admin:
     def _state(self) -> dict[str, Any]:
         """What this worker knows."""
         shown = [self._show(u) for u in self._dispatcher.fleet]
-        return {"upstreams": shown, "waiting": self._dispatcher.state.waiting()}
+        return {"upstreams": shown, "waiting": self._dispatcher.waiting()}
 
     async def add(self, request: ClientRequest) -> Response:
         """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
@@ -165,18 +166,15 @@ class Admin:
         return (201 if known is None else 200), self._show(upstream)
 
     async def _body(self, request: ClientRequest) -> bytes | Problem:
-        body = b""
         try:
             async with asyncio.timeout(self._config.client_idle):
-                while chunk := await request.body.read():
-                    body += chunk
-                    if len(body) > MAX_CHANGE_BYTES:
-                        return errors.invalid(f"The body exceeds {MAX_CHANGE_BYTES} bytes.", 413)
+                return await request.body.whole(MAX_CHANGE_BYTES)
+        except ValueError as error:
+            return errors.invalid(str(error), 413)
         except BrokenBodyError as error:
             return errors.broken_body(error)
         except TimeoutError:
             return errors.too_slow()
-        return body
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
@@ -209,7 +207,7 @@ class Admin:
         return errors.response(problem, request.path)
 
     def _show(self, upstream: Upstream) -> dict[str, Any]:
-        now = self._dispatcher.now()
+        now = monotonic()
         return {
             "url": upstream.url,
             "source": upstream.source,

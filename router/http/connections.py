@@ -51,7 +51,7 @@ class Connections:
         self.patience_s = patience_s
         self.closing = False
         self._most = most
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._all: set[Connection] = set()
         self._waiting: dict[Connection, float] = {}  # for their clients since, the longest first
         self._fewer: asyncio.Future[None] | None = None
@@ -62,7 +62,7 @@ class Connections:
 
     def opened(self, connection: Connection) -> None:
         self._all.add(connection)
-        self._waiting[connection] = self._loop.time()
+        self._waiting[connection] = self.loop.time()
         if len(self._all) > self._most:
             longest = next(iter(self._waiting))
             del self._waiting[longest]
@@ -78,7 +78,7 @@ class Connections:
         """From now on, or no more."""
         self._waiting.pop(connection, None)
         if waiting and connection in self._all:
-            self._waiting[connection] = self._loop.time()
+            self._waiting[connection] = self.loop.time()
 
     async def close(self, limit_s: float) -> None:
         """Closes those without a request, the others with their answers or at the limit."""
@@ -89,14 +89,14 @@ class Connections:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self._all:
-                    self._fewer = self._loop.create_future()
+                    self._fewer = self.loop.create_future()
                     await self._fewer
         for connection in self._all:
             connection.drop()
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(min(1.0, self.patience_s / LOOKS), self._look)
-        late = self._loop.time() - self.patience_s
+        self._timer = self.loop.call_later(min(1.0, self.patience_s / LOOKS), self._look)
+        late = self.loop.time() - self.patience_s
         waiting = takewhile(lambda entry: entry[1] <= late, self._waiting.items())
         for connection, _ in list(waiting):
             connection.close()  # if it has begun a request, that has a limit of its own

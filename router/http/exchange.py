@@ -1,16 +1,40 @@
-"""A client's request in the data plane, and how an attempt at it may end."""
+"""A client's request in the data plane, and an attempt to have an upstream answer it.
+
+An answer is held back until it is complete, or passed on as it arrives if it is a stream or long. A
+failure before the first byte reaches the client leaves it to the caller to try elsewhere.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple
 
-from router.http.server import ClientRequest
-from router.rules.messages.errors import Response
-from router.rules.request import RoutedRequest
+from router.http.body import Body, BrokenBodyError
+from router.http.client import Answer, Pool, UnreachableError
+from router.http.server import ClientGoneError, ClientRequest
+from router.metrics import Metrics
+from router.rules import responses
+from router.rules.dispatch import Dispatcher
+from router.rules.load import usage_in
+from router.rules.messages import errors, headers
+from router.rules.messages.errors import Problem, Response
+from router.rules.messages.headers import Headers, Pairs, encoded
+from router.rules.messages.sse import is_whole, whole_events
+from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
+from router.rules.upstream import Upstream
 from telemetry.tracing import Traced
 
+# Answers other than event streams are held back up to this size. If one breaks off, the request can
+# be retried elsewhere, since the client has not seen a part of the answer.
+HOLD_BYTES = 1 << 20
+# The end of an answer, in which its usage is looked for.
+TAIL_BYTES = 2048
+EVENT = b"data:"  # counted without parsing
 
-class Attempt(NamedTuple):
-    """The time that one upstream had the request, in seconds of the loop's clock."""
+
+class AttemptTime(NamedTuple):
+    """When one upstream had the request, in seconds of the monotonic clock."""
 
     upstream: str
     start_s: float
@@ -32,21 +56,251 @@ class ProxiedRequest:
     routed: RoutedRequest | None = None
     takes_events: bool = False  # its answer has begun, and an error event may end it
     broken: str = ""
-    writing: bool = False
     torn: bool = False  # a part of an event was passed on
-    uploading: bool = False  # the router waits for the client's body
     first_byte_s: float = 0.0
     # `begun_s`: from arrival until the answer could be sent; `upstream_s`: the upstream's share.
     upstream_s: float = 0.0
     begun_s: float = 0.0
-    passed_s: float | None = None  # just before the last piece of the answer was passed on
-    attempts: list[Attempt] = field(default_factory=list)
+    passed_s: float | None = None  # when the last piece of the answer was passed on
+    attempts: list[AttemptTime] = field(default_factory=list)
     trace: Traced | None = None
+
+    def break_off(self, problem: Problem) -> None:
+        """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
+        other connection is closed before the body's end. May raise ClientGoneError."""
+        if not self.takes_events or self.torn:
+            self.request.abort()
+            raise ClientGoneError
+        self.request.write(b"data: " + errors.body_of(problem, self.request.path) + b"\n\n")
+        self.request.end()
+
+
+class BufferLimit:
+    """Limits the bytes of all bodies together, so that many large ones cannot fill the memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.total = 0
+
+    def fits(self, more: int) -> bool:
+        return self.total + more <= self._limit
+
+    def take(self, x: ProxiedRequest, more: int) -> bool:
+        """Counts bytes as those of `x`. Returns False and counts nothing if they do not fit."""
+        if not self.fits(more):
+            return False
+        self.total += more
+        x.buffered_bytes += more
+        return True
+
+    def release_all(self, x: ProxiedRequest) -> None:
+        self.total -= x.buffered_bytes
+        x.buffered_bytes = 0
+
+
+class UpstreamFailedError(Exception):
+    """The upstream sent no complete answer. The text names the upstream and is for the log.
+    `problem` is for the client and names no address."""
+
+    def __init__(self, reason: str, problem: Problem, outcome: AttemptEnd) -> None:
+        super().__init__(reason)
+        self.problem = problem
+        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A failed attempt that may be repeated elsewhere. `response`: for the client if it is not."""
+class Forwarder:
+    """What all attempts use."""
 
-    reason: str
-    response: Response
+    pool: Pool
+    dispatcher: Dispatcher
+    metrics: Metrics
+    buffers: BufferLimit
+    drop_authorization: bool
+
+
+class Attempt:
+    """One request on one upstream. `routed`: the place that it holds there, which is given back as
+    soon as the upstream is done; None if it needs none."""
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        x: ProxiedRequest,
+        upstream: Upstream,
+        routed: RoutedRequest | None = None,
+    ) -> None:
+        self._with = forwarder
+        self._x = x
+        self._upstream = upstream
+        self._routed = routed
+        self._answer: Answer | None = None
+        self._is_stream = False
+        self._takes_events = False
+        self._has_begun = False
+        self._held: bytearray | None = None  # of an answer that is not passed on yet
+        self._rest = b""  # the beginning of an event
+        self._tail = b""
+
+    async def run(self, body: bytearray | Body, limit_s: float) -> Response | None:
+        """Returns the answer, whose body must begin within `limit_s`, unless it was passed on. A
+        body that is still arriving is passed on as it arrives; `limit_s` then limits each pause.
+
+        Raises UpstreamFailedError and ClientGoneError."""
+        x, start_s = self._x, monotonic()
+        try:
+            if x.trace is None:
+                return await self._run(body, limit_s, [])
+            with x.trace.call("attempt", {"server.address": self._upstream.url}) as traced:
+                return await self._run(body, limit_s, encoded(traced))
+        except ClientGoneError:
+            raise
+        except TimeoutError as error:
+            if x.request.is_behind:
+                raise ClientGoneError from None
+            if isinstance(body, Body) and not body.is_whole and not body.is_blocked:
+                raise _bad_upload(errors.too_slow()) from None
+            raise self._silent() from error
+        except BrokenBodyError as error:
+            raise _bad_upload(errors.broken_body(error)) from None
+        except OSError as error:
+            raise self._broken(error) from error
+        finally:
+            if self._answer is not None:
+                x.request.comes_from(None)
+                self._with.pool.done(self._answer)
+            end_s = x.passed_s if x.passed_s is not None else monotonic()
+            x.attempts.append(AttemptTime(self._upstream.url, start_s, end_s))
+
+    async def _run(self, body: bytearray | Body, limit_s: float, traced: Pairs) -> Response | None:
+        x, upstream, request = self._x, self._upstream, self._x.request
+        sent = headers.to_upstream(
+            request.headers,
+            x.request_id,
+            upstream.spec.key,
+            drop_authorization=self._with.drop_authorization,
+        )
+        if request.path == responses.PATH:
+            sent.append((b"X-Upstream-Mark", responses.mark_of(upstream.url).encode()))
+        if traced:
+            names = {name for name, _ in traced}
+            sent = [pair for pair in sent if pair[0].lower() not in names] + traced
+        answer = self._answer = await self._with.pool.ask(
+            request.method,
+            upstream.url,
+            request.target,
+            sent,
+            body,
+            request.content_length,
+            limit_s,
+        )
+        request.comes_from(answer.connection)
+        return await self._receive(answer)
+
+    async def _receive(self, answer: Answer) -> Response | None:
+        x, outcome = self._x, outcome_of(answer.status)
+        self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
+        if self._is_stream:
+            # the events of a compressed stream cannot be separated
+            self._takes_events = headers.is_plain(answer.headers)
+        else:
+            self._held = bytearray()
+            if outcome is AttemptEnd.REFUSED:  # a server may send its body late
+                self._first_byte()
+                self._done(outcome, b"")
+        await answer.body.flow(self._take)
+        if self._held is not None:
+            if not self._has_begun:
+                self._first_byte()
+            body = bytes(self._held)
+            self._done(outcome, body[-TAIL_BYTES:])
+            x.begun_s = monotonic() - x.started
+            return Response(answer.status, body, self._headers(answer))
+        self._done(outcome, self._tail + self._rest)
+        if self._rest or not x.request.status:
+            self._write(self._rest)
+        x.passed_s = answer.connection.active_s
+        x.request.end()
+        return None
+
+    def _take(self, data: bytes) -> None:
+        """Called with each piece of the answer's body."""
+        if not self._has_begun:
+            self._first_byte()
+        if self._held is not None:
+            self._held += data
+            if len(self._held) <= HOLD_BYTES and self._with.buffers.take(self._x, len(data)):
+                return
+            data, self._held = bytes(self._held), None
+        if self._takes_events:
+            data, self._rest = whole_events(self._rest + data)
+            self._x.torn |= not is_whole(data)
+            if not data:
+                return
+        if self._routed is not None:
+            self._routed.work.proceed(data.count(EVENT))
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        """Sends status and headers to the client, unless they were sent before, and `data`."""
+        x, answer = self._x, self._answer
+        if x.request.status:
+            x.request.write(data)
+        elif answer is not None:
+            x.begun_s = monotonic() - x.started
+            x.takes_events = self._takes_events
+            # an error event may lengthen a stream
+            length = None if self._is_stream else answer.content_length
+            x.request.begin(answer.status, self._headers(answer), length, data)
+
+    def _headers(self, answer: Answer) -> Pairs:
+        """Those of the answer for the client. The router's own limits replace the upstream's."""
+        x, shown = self._x, answer.headers
+        if x.limits:
+            own = {name.lower().encode() for name in x.limits}
+            shown = Headers([pair for pair in shown.pairs if pair[0].lower() not in own])
+        return headers.to_client(shown, x.request_id, self._upstream.url) + encoded(x.limits)
+
+    def _first_byte(self) -> None:
+        self._has_begun = True
+        routed, x, answer = self._routed, self._x, self._answer
+        if routed is None or answer is None or routed.state is not RequestState.PLACED:
+            return
+        now = monotonic()
+        self._with.dispatcher.began(routed, now, answer.headers.get(b"x-engine-load"))
+        x.first_byte_s = x.upstream_s = now - routed.placed_at
+        self._with.metrics.first_byte_seconds[self._upstream.url, x.model].observe(x.first_byte_s)
+
+    def _done(self, outcome: AttemptEnd, end: bytes) -> None:
+        """The upstream has answered; `end`: the last bytes of its answer."""
+        routed, x, answer = self._routed, self._x, self._answer
+        if routed is None or answer is None or routed.state is not RequestState.PLACED:
+            return
+        now = monotonic()
+        if not x.request.status:
+            x.upstream_s = now - routed.placed_at
+        pause_s = headers.retry_after_s(answer.headers) if outcome is AttemptEnd.BUSY else None
+        self._with.dispatcher.release(routed, outcome, now, pause_s, usage_in(end))
+
+    def _silent(self) -> UpstreamFailedError:
+        # A long response may begin late, and a server may pause a deferred one. Any other stream
+        # that has begun must continue.
+        deferred = self._routed is not None and self._routed.deferred
+        failed = self._x.request.status and not deferred
+        outcome = AttemptEnd.FAILURE if failed else AttemptEnd.SLOW
+        problem = errors.upstream_failed("The server was silent for too long.", 504)
+        reason = f"{self._upstream.url} was silent for too long"
+        return UpstreamFailedError(reason, problem, outcome)
+
+    def _broken(self, error: OSError) -> UpstreamFailedError:
+        message = "The server failed before its response was complete."
+        outcome = AttemptEnd.FAILURE
+        if isinstance(error, UnreachableError):
+            message, outcome = "The server could not be reached.", AttemptEnd.UNREACHABLE
+        reason = f"{self._upstream.url} failed: {error or type(error).__name__}"
+        return UpstreamFailedError(reason, errors.upstream_failed(message), outcome)
+
+
+def _bad_upload(problem: Problem) -> UpstreamFailedError:
+    return UpstreamFailedError(problem.message, problem, AttemptEnd.DEPARTED)

@@ -10,13 +10,14 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from urllib.parse import urlsplit
 
 import msgspec
 
 from router import log
 from router.dispatching import AsyncDispatcher
-from router.http.client import Pool, UpstreamAnswer
+from router.http.client import Pool
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import Spec, Upstream
 
@@ -47,16 +48,6 @@ def parse_models(body: bytes) -> dict[str, bytes]:
         with contextlib.suppress(ValueError, RecursionError):
             models[_MODEL.decode(model).id] = bytes(model)
     return models
-
-
-async def _whole(answer: UpstreamAnswer) -> bytes:
-    """The body. Raises ValueError if it is too long."""
-    body = bytearray()
-    while chunk := await answer.body.read():
-        body += chunk
-        if len(body) > MAX_LIST_BYTES:
-            raise ValueError(f"its /v1/models is longer than {MAX_LIST_BYTES} bytes")
-    return bytes(body)
 
 
 class Prober:
@@ -150,7 +141,7 @@ class Prober:
         try:
             if answer.status != 200:
                 raise ValueError(f"its {path} returned {answer.status}")
-            return await _whole(answer)
+            return await answer.body.whole(MAX_LIST_BYTES)
         finally:
             self._pool.done(answer)
 
@@ -161,7 +152,7 @@ class Prober:
         declared = upstream.spec.models
         path = "/health" if declared else "/v1/models"
         before = (upstream.probed, upstream.ready)
-        begun = self._dispatcher.now()
+        begun = monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
                 body = await self._get(upstream.url, path, encoded(request_headers))
@@ -176,7 +167,7 @@ class Prober:
         except Exception as failure:  # whatever one upstream sends, the others are probed
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)
         else:
-            upstream.probe_succeeded(models, self._dispatcher.now() - begun)
+            upstream.probe_succeeded(models, monotonic() - begun)
         if before != (upstream.probed, upstream.ready):
             log.event(
                 logging.INFO if upstream.ready else logging.WARNING,

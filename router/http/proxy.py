@@ -1,25 +1,29 @@
-"""Handles inference requests: reads, queues, forwards, retries, answers."""
+"""Handles requests that upstreams answer: reads, queues, forwards, retries, answers, and keeps what
+is told of each that has ended: its trace, its line of the record, metrics, log."""
 
 import asyncio
 import logging
 import random
 import re
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic, time_ns
+from typing import NamedTuple
 
 from router import log
 from router.config import RouterConfig, aliased
 from router.dispatching import AsyncDispatcher
-from router.http.exchange import Failed, ProxiedRequest
-from router.http.forward import Forwarder
-from router.http.jobs import JobRelay
-from router.http.relay import Relay
+from router.http import jobs
+from router.http.body import Body, BrokenBodyError
+from router.http.client import Pool
+from router.http.exchange import (
+    Attempt,
+    BufferLimit,
+    Forwarder,
+    ProxiedRequest,
+    UpstreamFailedError,
+)
 from router.http.server import ClientGoneError, ClientRequest
-from router.http.streams import BrokenBodyError
-from router.http.telemetry import RequestTelemetry
-from router.http.tokens import TokenRelay
 from router.metrics import Metrics
-from router.rules.buffers import BufferLimit
 from router.rules.load import RequestWork
 from router.rules.messages import errors, headers
 from router.rules.messages.errors import Problem, Response
@@ -30,22 +34,41 @@ from router.rules.messages.request_body import (
     priority_in,
     renamed,
 )
-from router.rules.request import NoPlace, RoutedRequest
-from telemetry.tracing import Tracing
+from router.rules.request import AttemptEnd, NoPlace, RequestState, RoutedRequest, outcome_of
+from router.rules.upstream import Upstream
+from telemetry.journal import Journal
+from telemetry.tracing import Traced, Tracing
 from web.requests import HEADER, bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
-SESSION, USER, PRIORITY = "X-Session-Id", "X-User-Id", "X-Priority"
 
 ENGINE = re.compile("/v1/engines/(.+)/completions")
 # TGI's clients send these names to a server of one model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
 
+ANSWERED = (AttemptEnd.SUCCESS, AttemptEnd.REFUSED)
+
+Answering = Callable[[ProxiedRequest], Awaitable[Response | None]]
+
+
+class Failed(NamedTuple):
+    """A failed attempt that may be repeated elsewhere. `response`: for the client if it is not."""
+
+    reason: str
+    response: Response
+
+
+class RefusedError(Exception):
+    """The router answers itself."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
 
 def key_of(request: ClientRequest) -> bytes:
     """The request's bearer token, whose bytes may be any."""
-    return bearer_key(request.headers.get("Authorization")).encode(errors="surrogateescape")
+    return bearer_key(request.headers.get(b"authorization")).encode(errors="surrogateescape")
 
 
 def holds_key(request: ClientRequest, keys: tuple[str, ...]) -> bool:
@@ -59,29 +82,23 @@ class Proxy:
         self,
         config: RouterConfig,
         dispatcher: AsyncDispatcher,
-        forwarder: Forwarder,
-        buffers: BufferLimit,
-        relay: Relay,
-        jobs: JobRelay,
-        tokens: TokenRelay,
+        pool: Pool,
         metrics: Metrics,
-        telemetry: RequestTelemetry,
-        tracing: Tracing | None = None,
+        buffers: BufferLimit,
+        journal: Journal | None,
+        tracing: Tracing | None,
     ) -> None:
-        self._tracing = tracing
-        self._telemetry = telemetry
         self._config = config
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._buffers = buffers
+        self._journal = journal
+        self._tracing = tracing
+        self._forwarder = Forwarder(pool, dispatcher, metrics, buffers, bool(config.api_keys))
         self._aliases: dict[str, list[str]] = {}
         for name, model in map(aliased, config.alias):
             self._aliases.setdefault(name, []).append(model)
         self._by_prefix = config.policy == "prefix"
-        self._dispatcher = dispatcher
-        self._forwarder = forwarder
-        self._buffers = buffers
-        self._relay = relay
-        self._jobs = jobs
-        self._tokens = tokens
-        self._metrics = metrics
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self.draining = False
@@ -104,39 +121,25 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
 
-    async def handle(self, request: ClientRequest) -> Response | None:
-        """Answers one inference request, whatever happens. If the client leaves, its place and its
-        memory are freed."""
-        return await self._handle(request, self._infer)
-
-    async def handle_jobs(self, request: ClientRequest) -> Response | None:
-        """The same for a request about files, batches or stored responses."""
-        return await self._handle(request, self._forward)
-
-    async def handle_tokens(self, request: ClientRequest) -> Response | None:
-        """The same for a text that is to become tokens, or the reverse."""
-        return await self._handle(request, self._tokenize)
-
-    async def _handle(
-        self,
-        request: ClientRequest,
-        answer: Callable[[ProxiedRequest], Awaitable[Response | None]],
-    ) -> Response | None:
-        given = request.headers.get(HEADER)
-        x = ProxiedRequest(request, self._dispatcher.now(), request_id(given, prefix="req-"))
+    async def handle(self, answering: Answering, request: ClientRequest) -> Response | None:
+        """Answers one request in the way of `infer`, `relay` or `tokenize`, whatever happens. If
+        the client leaves, its place and its memory are freed."""
+        given = request.headers.get(b"x-request-id")
+        x = ProxiedRequest(request, monotonic(), request_id(given, prefix="req-"))
         if self._tracing is not None:
-            x.trace = self._tracing.serve(
-                request.method, dict(request.headers.items()), time.time_ns()
-            )
+            x.trace = self._tracing.serve(request.method, dict(request.headers.items()), time_ns())
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         status = 499  # nginx logs this for a client that left
         try:
-            problem = self._not_let_in(x)
-            response = await answer(x) if problem is None else self._refuse(x, problem)
+            self._let_in(request)
+            response = await answering(x)
             status = response.status if response is not None else request.status
             return response
+        except RefusedError as refused:
+            status = refused.problem.status
+            return self._refusal(x, refused.problem)
         except ClientGoneError:
             self._metrics.departed.inc()
             raise
@@ -146,161 +149,226 @@ class Proxy:
                 raise
             status = 503
             stopped = errors.unavailable("The router was shut down.", "shutting_down")
-            return await self._abandon(x, stopped)
+            return self._abandon(x, stopped)
         except Exception:
             status = 500
             log.LOGGER.exception("internal error", extra={"fields": {"request": x.request_id}})
             broken = Problem(500, "server_error", "internal_error", "The router failed.")
-            return await self._abandon(x, broken)
+            return self._abandon(x, broken)
         finally:
             self._tasks.discard(task)
             if self.draining and not self._tasks:
                 self._idle.set()
             self._buffers.release_all(x)
+            now = monotonic()
             if x.routed is not None:
-                self._dispatcher.leave(x.routed)
-            self._telemetry.report(x, status)
+                self._dispatcher.leave(x.routed, now)
+            self._report(x, status, now)
 
-    def _not_let_in(self, x: ProxiedRequest) -> Problem | None:
+    def _let_in(self, request: ClientRequest) -> None:
         if self.draining:
             problem = errors.unavailable("The router is shutting down.", "shutting_down")
             problem.headers["Connection"] = "close"
-            return problem
-        if self._config.api_keys and not holds_key(x.request, self._config.api_keys):
-            return errors.no_key("A valid API key is required.")
+            raise RefusedError(problem)
+        if self._config.api_keys and not holds_key(request, self._config.api_keys):
+            raise RefusedError(errors.no_key("A valid API key is required."))
+
+    def _refusal(self, x: ProxiedRequest, problem: Problem) -> Response:
+        response = errors.response(problem, x.request.path, openai=x.openai)
+        response.headers += headers.encoded({HEADER: x.request_id, **x.limits})
+        return response
+
+    def _abandon(self, x: ProxiedRequest, problem: Problem) -> Response | None:
+        """Sends an error instead of the answer, or at the end of an answer that has begun."""
+        if not x.request.status:
+            return self._refusal(x, problem)
+        x.break_off(problem)
         return None
 
-    async def _forward(self, x: ProxiedRequest) -> Response | None:
-        problem = await self._jobs.forward(x)
-        return None if problem is None else self._refuse(x, problem)
+    # --- the ways of answering -----------------------------------------------------------------
 
-    async def _tokenize(self, x: ProxiedRequest) -> Response | None:
-        body = await self._read(x)
-        problem = body if isinstance(body, Problem) else await self._tokens.forward(x)
-        return None if problem is None else self._refuse(x, problem)
+    async def relay(self, x: ProxiedRequest) -> Response | None:
+        """A request about files, batches or stored responses."""
+        upstream = jobs.choose(self._config, self._dispatcher.fleet, x.request, monotonic())
+        if isinstance(upstream, Problem):
+            raise RefusedError(upstream)
+        body = x.request.body if x.request.has_body else bytearray()
+        result = await self._attempt(x, upstream, body, self._config.stream_idle)
+        return result.response if isinstance(result, Failed) else result
 
-    async def _infer(self, x: ProxiedRequest) -> Response | None:
+    async def tokenize(self, x: ProxiedRequest) -> Response | None:
+        """A text that is to become tokens, or the reverse: takes no place on an upstream, since it
+        runs no inference, and does not wait for one."""
+        await self._read(x)
+        fleet, now = self._dispatcher.fleet, monotonic()
+        having = fleet.serving(x.model)
+        if not having and fleet.complete():
+            raise RefusedError(errors.unknown_model(x.model, list(fleet.models())))
+        result: Failed | Response | None = None
+        usable = [upstream for upstream in having if upstream.usable(now)]
+        for upstream in sorted(usable, key=lambda upstream: upstream.in_flight):
+            result = await self._attempt(x, upstream, x.body, self._config.stream_idle)
+            if not isinstance(result, Failed):
+                return result
+        if isinstance(result, Failed):
+            return result.response
+        message = f"No upstream with {x.model} is ready."
+        raise RefusedError(errors.unavailable(message, "no_upstream_ready"))
+
+    async def infer(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
-        if isinstance(body, Problem):
-            return self._refuse(x, body)
-        only = self._jobs.keeper(body.previous) if body.previous else None
-        # clients of one address differ only in a key that was checked
-        key = key_of(x.request) if self._config.api_keys else b""
-        client = f"{key!r}" if key else x.request.remote or "unknown"
-        session = x.request.headers.get(SESSION, "").encode(errors="surrogateescape")
-        routed = RoutedRequest(
-            x.model,
-            body.deferred,
-            prefixes(session or body.session, body.prompt) if self._by_prefix else (),
-            only,
-            client=client,
-            repeatable=body.is_repeatable(x.request.path),
-            priority=self._priority(x, body),
-            user=client if key else (x.request.headers.get(USER) or body.user or client)[:256],
-            work=RequestWork(len(body.prompt), body.max_tokens),
-        )
-        self._dispatcher.arrive(routed)
-        x.limits = self._dispatcher.minute_limits(routed)
-        x.routed = routed
+        routed = x.routed = self._routed(x, body)
         failed: Failed | None = None
         while True:
-            await self._dispatcher.decision(routed)
+            await self._dispatcher.place(routed)
+            x.limits = self._dispatcher.minutes.headers(routed.client, monotonic())
             if routed.refusal is not None:
                 # the failure of an attempt explains more to the client than the refusal
-                return failed.response if failed else self._refuse(x, self._explain(routed))
-            upstream = routed.upstream
-            assert upstream is not None
-            result = await self._relay.attempt(x, routed, upstream)
+                if failed is not None:
+                    return failed.response
+                raise RefusedError(self._explain(routed))
+            upstream = routed.placed_on()
+            result = await self._attempt(x, upstream, x.body, self._config.timeout / 1000)
             if not isinstance(result, Failed):
                 return result
             log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
-            if not self._dispatcher.may_retry(routed):
+            if not self._dispatcher.may_retry(routed, monotonic()):
                 return result.response
             failed = result
-            self._metrics.retries.labels(upstream.url, x.model).inc()
+            self._metrics.retries[upstream.url, x.model].inc()
             back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(routed.tried) - 1))
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
-            self._dispatcher.retry(routed)
 
-    async def _read(self, x: ProxiedRequest) -> RequestBody | Problem:
-        """Reads body and model."""
+    async def _attempt(
+        self, x: ProxiedRequest, upstream: Upstream, body: bytearray | Body, limit_s: float
+    ) -> Response | Failed | None:
+        """The answer, unless it was passed on. Raises ClientGoneError."""
+        routed = x.routed
+        try:
+            response = await Attempt(self._forwarder, x, upstream, routed).run(body, limit_s)
+        except UpstreamFailedError as failure:
+            if routed is not None and routed.state is RequestState.PLACED:
+                self._dispatcher.release(routed, failure.outcome, monotonic())
+            if not x.request.status:
+                return Failed(str(failure), self._refusal(x, failure.problem))
+            x.broken = str(failure)
+            if routed is not None:
+                self._metrics.broken[upstream.url, x.model].inc()
+            x.break_off(failure.problem)
+            return None
+        if response is None or outcome_of(response.status) in ANSWERED:
+            return response
+        return Failed(f"{upstream.url} answered {response.status}", response)
+
+    def _routed(self, x: ProxiedRequest, body: RequestBody) -> RoutedRequest:
+        sent = x.request.headers
+        # clients of one address differ only in a key that was checked
+        key = key_of(x.request) if self._config.api_keys else b""
+        client = f"{key!r}" if key else x.request.remote or "unknown"
+        priority = body.priority
+        if priority is None:
+            priority = priority_in(sent.get(b"x-priority").encode(errors="surrogateescape")) or 0
+        beginnings: Sequence[int] = ()
+        if self._by_prefix:
+            session = sent.get(b"x-session-id").encode(errors="surrogateescape")
+            beginnings = prefixes(session or body.session, body.prompt)
+        only = None
+        if body.previous:
+            only = jobs.keeper(self._config, self._dispatcher.fleet, body.previous)
+        return RoutedRequest(
+            x.model,
+            body.deferred,
+            beginnings,
+            only,
+            client,
+            body.is_repeatable(x.request.path),
+            max(priority, self._config.max_priority),
+            client if key else (sent.get(b"x-user-id") or body.user or client)[:256],
+            RequestWork(len(body.prompt), body.max_tokens),
+        )
+
+    # --- the body --------------------------------------------------------------------------------
+
+    async def _read(self, x: ProxiedRequest) -> RequestBody:
+        """Reads body and model. Raises RefusedError."""
         if not headers.is_plain(x.request.headers):
-            return errors.invalid("Compressed request bodies are not accepted.", 415)
+            raise RefusedError(errors.invalid("Compressed request bodies are not accepted.", 415))
+        await self._read_body(x)
         try:
-            async with asyncio.timeout(self._config.client_idle):
-                problem = await self._read_body(x)
-        except BrokenBodyError as error:
-            return errors.broken_body(error)
-        except TimeoutError:
-            return errors.too_slow()
-        if problem is not None:
-            return problem
-        engine = ENGINE.fullmatch(x.request.path)
-        named = engine[1] if engine else x.request.headers.get("X-Model") or None
-        try:
-            body = parse_body(x.body, named)
+            body = parse_body(x.body)
         except ValueError as error:
-            return errors.invalid(str(error))
+            raise RefusedError(errors.invalid(str(error))) from None
         x.openai = x.request.path == "/tokenize" and not body.in_tgis_field
-        model = body.model or self._config.default_model
-        known = list(self._dispatcher.fleet.models())
-        if model in PLACEHOLDERS and len(known) == 1:
-            model = known[0]
-        if not model:
-            if not known and not self._dispatcher.fleet.complete():
-                return errors.unavailable("No upstream is known yet.", "no_upstream_ready")
-            if len(known) != 1:
-                available = ", ".join(known) or "none"
-                message = f"'model' (or X-Model) is required, all available models: {available}."
-                return Problem(422, "invalid_request_error", "model_required", message, "model")
-            model = known[0]
+        model = body.model or self._named(x.request)
+        if model in PLACEHOLDERS and len(known := self._dispatcher.fleet.models()) == 1:
+            model = next(iter(known))
         x.model = self.model_for(model)
         if x.model != model and body.model:
             x.body = renamed(x.body, x.model)
         return body
 
+    async def _read_body(self, x: ProxiedRequest) -> None:
+        """Reads the body as it arrives, within the limits of one body and of all bodies held."""
+        limit, body = self._config.max_body_bytes, x.request.body
+        announced = x.request.content_length or 0
+        too_large = errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
+
+        def take(data: bytes) -> None:
+            x.body += data
+            if len(x.body) > limit:
+                raise RefusedError(too_large)
+            more = announced - len(x.body)
+            if not self._buffers.take(x, len(data)) or not self._buffers.fits(more):
+                raise RefusedError(errors.buffers_full())
+
+        if announced > limit:
+            raise RefusedError(too_large)
+        if not self._buffers.fits(announced):
+            raise RefusedError(errors.buffers_full())
+        try:
+            if body.is_whole:
+                await body.flow(take)
+            else:
+                async with asyncio.timeout(self._config.client_idle):
+                    await body.flow(take)
+        except BrokenBodyError as error:
+            raise RefusedError(errors.broken_body(error)) from None
+        except TimeoutError:
+            raise RefusedError(errors.too_slow()) from None
+
+    def _named(self, request: ClientRequest) -> str:
+        """The model of a request whose body names none. Raises RefusedError."""
+        if engine := ENGINE.fullmatch(request.path):
+            return engine[1]
+        if model := request.headers.get(b"x-model") or self._config.default_model:
+            return model
+        known = list(self._dispatcher.fleet.models())
+        if len(known) == 1:
+            return known[0]
+        if not known and not self._dispatcher.fleet.complete():
+            raise RefusedError(errors.unavailable("No upstream is known yet.", "no_upstream_ready"))
+        available = ", ".join(known) or "none"
+        message = f"'model' (or X-Model) is required, all available models: {available}."
+        kind = "invalid_request_error"
+        raise RefusedError(Problem(422, kind, "model_required", message, "model"))
+
     def model_for(self, name: str) -> str:
         """The model of that name, or the one that its aliases name for now."""
-        return self._dispatcher.available([name, *self._aliases.get(name, ())])
+        if name not in self._aliases:
+            return name
+        return self._dispatcher.fleet.available([name, *self._aliases[name]], monotonic())
 
-    def _priority(self, x: ProxiedRequest, body: RequestBody) -> int:
-        told = body.priority
-        if told is None:
-            named = x.request.headers.get(PRIORITY, "")
-            told = priority_in(named.encode(errors="surrogateescape"))
-        return max(told or 0, self._config.max_priority)
-
-    async def _read_body(self, x: ProxiedRequest) -> Problem | None:
-        """Reads the body as it arrives, within the limits of one body and of all bodies held."""
-        limit = self._config.max_body_bytes
-        announced = x.request.content_length or 0
-        while announced <= limit and x.buffered_bytes <= limit:
-            if not self._buffers.fits(announced - x.buffered_bytes):
-                return errors.buffers_full()
-            chunk = await x.request.body.read()
-            if not chunk:
-                return None
-            if not self._buffers.take(x, len(chunk)):
-                return errors.buffers_full()
-            x.body += chunk
-        return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
-
-    async def _abandon(self, x: ProxiedRequest, problem: Problem) -> Response | None:
-        """Sends an error instead of the answer, or at the end of an answer that has begun."""
-        if not x.request.status:
-            return self._refuse(x, problem)
-        await self._forwarder.break_off(x, problem)
-        return None
+    # --- what is told ------------------------------------------------------------------------
 
     def _explain(self, routed: RoutedRequest) -> Problem:
-        reason = routed.refusal
-        self._metrics.refused.labels(reason.value if reason else "").inc()
+        reason, dispatcher = routed.refusal, self._dispatcher
+        self._metrics.refused[reason.value if reason else "",].inc()
         if routed.over_limit is not None:
             return errors.over_limit(routed.over_limit)
         if reason is NoPlace.UNKNOWN_MODEL:
-            return errors.unknown_model(routed.model, list(self._dispatcher.fleet.models()))
+            return errors.unknown_model(routed.model, list(dispatcher.fleet.models()))
         if reason is NoPlace.QUEUE_FULL:
-            wait_s = self._dispatcher.state.longest_wait_s(routed.model, self._dispatcher.now())
+            wait_s = dispatcher.longest_wait_s(routed.model, monotonic())
             return errors.queue_full(routed.model, self._config.max_queue, wait_s, routed.deferred)
         if reason is NoPlace.TIMEOUT:
             message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
@@ -308,8 +376,58 @@ class Proxy:
         message = f"No upstream with {routed.model} became ready in time (WAIT_FOR)."
         return errors.unavailable(message, "no_upstream_ready")
 
-    @staticmethod
-    def _refuse(x: ProxiedRequest, problem: Problem) -> Response:
-        response = errors.response(problem, x.request.path, openai=x.openai)
-        response.headers += headers.encoded({HEADER: x.request_id, **x.limits})
-        return response
+    def _report(self, x: ProxiedRequest, status: int, now: float) -> None:
+        routed = x.routed
+        upstream = routed.upstream.url if routed is not None and routed.upstream else None
+        tried = len(routed.tried) if routed is not None else 0
+        queued_s = routed.queued_s if routed is not None else 0.0
+        if x.trace is not None:
+            _end_trace(x, x.trace, status, queued_s, tried)
+        if self._journal is not None:
+            line = {
+                "type": "routed",
+                "request_id": x.request_id,
+                "path": x.request.path,
+                "start_s": x.started,
+                "queued_s": queued_s,
+                "end_s": now if x.passed_s is None else x.passed_s,
+                "status": status,
+                "attempts": x.attempts,
+            }
+            self._journal.write(line)
+        if upstream is not None:
+            self._metrics.requests[upstream, x.model, str(status)].inc()
+            self._metrics.queue_seconds[x.model,].observe(queued_s)
+            if x.begun_s and tried == 1:
+                added_s = max(0.0, x.begun_s - queued_s - x.upstream_s)
+                self._metrics.added_seconds.observe(added_s)
+        level = logging.WARNING if status >= 500 or x.broken else logging.DEBUG
+        if log.LOGGER.isEnabledFor(level):
+            log.event(
+                level,
+                "request",
+                request=x.request_id,
+                path=x.request.path,
+                model=x.model,
+                upstream=upstream,
+                status=status,
+                attempts=tried,
+                queued_s=round(queued_s, 4),
+                first_byte_s=round(x.first_byte_s, 4),
+                total_s=round(now - x.started, 4),
+                broken=x.broken,
+            )
+
+
+def _end_trace(x: ProxiedRequest, trace: Traced, status: int, queued_s: float, tried: int) -> None:
+    trace.span.update_name(f"{x.request.method} {x.request.path}")
+    attributes: dict[str, str | int | float] = {
+        "http.request.method": x.request.method,
+        "url.path": x.request.path,
+        "http.response.status_code": status,
+        "request.id": x.request_id,
+        "gen_ai.request.model": x.model,
+        "queue_time": queued_s,
+        "attempts": tried,
+    }
+    trace.end(time_ns(), attributes, error=x.broken or None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from functools import partial
 
 from router.config import RouterConfig
 from router.http.admin import Admin
-from router.http.browsers import refusal
 from router.http.jobs import PATHS
 from router.http.proxy import ENGINE, Proxy
 from router.http.server import CONTINUE, ClientRequest
-from router.http.tokens import PATHS as TOKEN_PATHS
 from router.rules.messages import errors
-from router.rules.messages.errors import Response
+from router.rules.messages.errors import Problem, Response
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.responses import PATH as RESPONSES
 from router.workers import WorkersSilentError
@@ -24,6 +24,7 @@ from web.requests import HEADER, PACED, Pace, request_id
 
 Handler = Callable[[ClientRequest], Awaitable[Response | None]]
 GENERATING = ("/", "/inference", "/generate", "/generate_stream")
+TOKENIZING = ("/tokenize", "/detokenize", "/chat_tokenize")
 
 
 class Routes:
@@ -32,7 +33,9 @@ class Routes:
     def __init__(
         self, config: RouterConfig, proxy: Proxy, admin: Admin, stop: asyncio.Event
     ) -> None:
-        self._proxy = proxy
+        self._infer, self._relay, self._tokenize = (
+            partial(proxy.handle, way) for way in (proxy.infer, proxy.relay, proxy.tokenize)
+        )
         self._own: dict[tuple[str, str], Handler] = {**admin.routes()}
         self._origins = {config.cors_origin} - {""}
         self._stop = stop
@@ -48,10 +51,7 @@ class Routes:
 
     async def answer(self, request: ClientRequest) -> Response | None:
         """The answer; None if it was passed on already."""
-        problem = refusal(self._rules, request)
-        if problem is None and request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-            message = "The header Expect may be 100-continue."
-            problem = errors.invalid(message, 417, "expectation_failed")
+        problem = self._problem(request)
         if problem is None:
             try:
                 response = await self.handler(request.method, request.path)(request)
@@ -66,6 +66,28 @@ class Routes:
                     await self._stop.wait()
         return response
 
+    def _problem(self, request: ClientRequest) -> Problem | None:
+        """Why the request is answered by nobody here: a foreign web page sent it (the rules of
+        `web/browsers.py`, for every path), or a server may resolve its path to one that was not
+        checked."""
+        sent = request.headers
+        refused = self._rules.refusal(
+            request.method,
+            sent.get(b"host").replace(", ", ","),
+            sent.get(b"origin").replace(", ", ","),
+            sent.get(b"sec-fetch-site").replace(", ", ","),
+        )
+        if refused is not None:
+            return errors.invalid(refused, 403, "forbidden")
+        path = request.path
+        if "." in path and not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
+            message = "The path must not contain the segments '.' and '..', encoded or not."
+            return errors.invalid(message)
+        if sent.get(b"expect", CONTINUE).lower() != CONTINUE:
+            message = "The header Expect may be 100-continue."
+            return errors.invalid(message, 417, "expectation_failed")
+        return None
+
     def handler(self, method: str, path: str) -> Handler:
         own = "GET" if method == "HEAD" else method
         if found := self._own.get((own, path)):
@@ -75,16 +97,16 @@ class Routes:
                 return handler
         if method in ("GET", "POST", "DELETE"):
             if path in PATHS or any(_below(path, f"{kept}/") for kept in PATHS):
-                return self._proxy.handle_jobs
+                return self._relay
             if _below(path, f"{RESPONSES}/") and (method, path) != (
                 "POST", f"{RESPONSES}/input_tokens",  # its body names the server
             ):  # fmt: skip
-                return self._proxy.handle_jobs
+                return self._relay
         if method == "POST":
             if _below(path, "/v1/") or path in GENERATING or ENGINE.fullmatch(path):
-                return self._proxy.handle
-            if path in TOKEN_PATHS:
-                return self._proxy.handle_tokens
+                return self._infer
+            if path in TOKENIZING:
+                return self._tokenize
         return _preflight if method == "OPTIONS" and self._origins else _nowhere
 
     def own_headers(self, request: ClientRequest, headers: Pairs) -> Pairs:
@@ -92,11 +114,14 @@ class Routes:
         given = {name.lower() for name, _ in headers}
         own: dict[str, str] = {}
         if b"x-request-id" not in given:
-            own[HEADER] = request_id(request.headers.get(HEADER), prefix="req-")
+            own[HEADER] = request_id(request.headers.get(b"x-request-id"), prefix="req-")
         if b"date" not in given:
             own["Date"] = formatdate(usegmt=True)
         if self._origins:
-            granted, vary = response_headers(self._origins, request.method, _optional(request))
+            sent = request.headers
+            granted, vary = response_headers(
+                self._origins, request.method, lambda name: sent.get(name.lower().encode()) or None
+            )
             own |= granted
             if vary:
                 own["Vary"] = ", ".join(sorted(vary))
@@ -105,10 +130,6 @@ class Routes:
 
 def _below(path: str, prefix: str) -> bool:
     return path.startswith(prefix) and len(path) > len(prefix)
-
-
-def _optional(request: ClientRequest) -> Callable[[str], str | None]:
-    return lambda name: request.headers.get(name) or None
 
 
 async def _preflight(request: ClientRequest) -> Response:

@@ -16,12 +16,13 @@ from urllib.parse import unquote
 import httptools
 
 from router import log
-from router.http.streams import BrokenBodyError, Stream
+from router.http.body import Body, BrokenBodyError
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem, Response
 from router.rules.messages.headers import Headers, Pairs
 
 if TYPE_CHECKING:
+    from router.http.client import UpstreamConnection
     from router.http.connections import Connections
 
 MAX_LINE_BYTES = 32 * 1024
@@ -49,7 +50,10 @@ class UnreadableError(Exception):
 
 class ClientRequest:
     """A client's request, whose body may still be arriving, and its answer. `target`: path and
-    query as they came; `path`: decoded. `status`: of the answer, once it has begun."""
+    query as they came; `path`: decoded. `status`: of the answer, once it has begun.
+
+    What is sent is not waited for: `source`, an upstream's connection, is paused while the client
+    is behind in reading."""
 
     __slots__ = (
         "_chunked", "_connection", "body", "content_length", "expects", "has_body", "headers",
@@ -61,10 +65,10 @@ class ClientRequest:
     ) -> None:
         self._connection = connection
         self._chunked = False
-        self.expects = headers.get("Expect").lower() == CONTINUE
+        self.expects = headers.get(b"expect").lower() == CONTINUE
         self.method = method
         self.headers = headers
-        self.body = Stream(connection.read_or_pause, connection.body_waits)
+        self.body = Body(connection)
         self.target = target
         self.path = unquote(target.partition(b"?")[0].decode("ascii"))
         self.remote = connection.remote
@@ -75,9 +79,15 @@ class ClientRequest:
         self.content_length: int | None = None
         self.status = 0
 
-    async def begin(
-        self, status: int, headers: Pairs, length: int | None, data: bytes = b""
-    ) -> None:
+    @property
+    def is_behind(self) -> bool:
+        """The client, in reading."""
+        return self._connection.is_behind
+
+    def comes_from(self, source: UpstreamConnection | None) -> None:
+        self._connection.source = source
+
+    def begin(self, status: int, headers: Pairs, length: int | None, data: bytes = b"") -> None:
         """Sends status, headers and the first bytes of the body. `length`: of the body; None: it is
         not known. Raises ClientGoneError."""
         self.status = status
@@ -85,40 +95,37 @@ class ClientRequest:
         self._chunked = length is None and self.is_http11 and not bodiless
         if not self.body.is_whole or (length is None and not self._chunked and not bodiless):
             self.keep_alive = False
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, PHRASES.get(status, "").encode())]
-        headers = headers + self._connection.connections.own_headers(self, headers)
-        lines += [b"%b: %b\r\n" % pair for pair in headers]
+        lines = [b"HTTP/1.1 %d %b" % (status, PHRASES.get(status, "").encode())]
+        lines += [b"%b: %b" % pair for pair in headers]
+        lines += [b"%b: %b" % pair for pair in self._connection.own_headers(self, headers)]
         if self._chunked:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
+            lines.append(b"Transfer-Encoding: chunked")
         elif length is not None and not bodiless:
-            lines.append(b"Content-Length: %d\r\n" % length)
+            lines.append(b"Content-Length: %d" % length)
         if not self.keep_alive:
-            lines.append(b"Connection: close\r\n")
+            lines.append(b"Connection: close")
         elif not self.is_http11:
-            lines.append(b"Connection: keep-alive\r\n")
+            lines.append(b"Connection: keep-alive")
         lines.append(b"\r\n")
-        if data and self.method != "HEAD":
-            lines.append(self._framed(data))
-        await self._connection.write(b"".join(lines))
+        head = b"\r\n".join(lines)
+        self._connection.send(head + self._framed(data) if data else head)
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Sends more of the body. Raises ClientGoneError."""
-        if self.method != "HEAD":
-            await self._connection.write(self._framed(data))
+        self._connection.send(self._framed(data))
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Ends the body. Raises ClientGoneError."""
         if self._chunked and self.method != "HEAD":
-            await self._connection.write(b"0\r\n\r\n")
-
-    async def send(self, response: Response) -> None:
-        await self.begin(response.status, response.headers, len(response.body), response.body)
+            self._connection.send(b"0\r\n\r\n")
 
     def abort(self) -> None:
         """Closes the connection, before the answer's end."""
         self._connection.drop()
 
     def _framed(self, data: bytes) -> bytes:
+        if self.method == "HEAD":
+            return b""
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
 
@@ -127,8 +134,9 @@ class Connection(asyncio.Protocol):
     for each `BYTES_PER_S` bytes that it reads."""
 
     def __init__(self, connections: Connections) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = connections.loop
         self.connections = connections
+        self.own_headers = connections.own_headers
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self.remote = ""
@@ -143,7 +151,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._deaf = False  # what comes is not read any more
         self._paused = False
-        self._behind = False  # the client, in reading
+        self.is_behind = False  # the client, in reading
+        self.source: UpstreamConnection | None = None
         self._drained: asyncio.Future[None] | None = None
         self._left_s = connections.patience_s
         self._changed_s = 0.0  # when it last fell behind or caught up
@@ -214,7 +223,9 @@ class Connection(asyncio.Protocol):
         transport, now = self._transport, self._loop.time()
         if transport is None:
             return
-        self._behind = True
+        self.is_behind = True
+        if self.source is not None:
+            self.source.pause(True)
         self._left_s = min(self.connections.patience_s, self._left_s + now - self._changed_s)
         self._left_s += transport.get_write_buffer_size() / BYTES_PER_S
         self._changed_s = now
@@ -228,20 +239,14 @@ class Connection(asyncio.Protocol):
         self._catch_up()
 
     def _catch_up(self) -> None:
-        self._behind = False
+        self.is_behind = False
+        if self.source is not None:
+            self.source.pause(False)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    async def write(self, data: bytes) -> None:
-        """Returns when the client has read enough. Raises ClientGoneError."""
-        self.send_now(data)
-        if self._behind:
-            self._drained = self._loop.create_future()
-            await self._drained
-            if self._transport is None:
-                raise ClientGoneError
-
-    def send_now(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
+        """Raises ClientGoneError."""
         if self._transport is None or self._transport.is_closing():
             raise ClientGoneError
         self._transport.write(data)
@@ -325,7 +330,7 @@ class Connection(asyncio.Protocol):
             request = self._requests[0]
             if waits and request.expects and request.is_http11 and not request.status:
                 request.expects = False
-                self.send_now(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.set_waiting(waits)
 
     def _refuse(self, problem: Problem) -> None:
@@ -352,7 +357,11 @@ class Connection(asyncio.Protocol):
             else:
                 response = await self.connections.answer(request)
             if response is not None:
-                await request.send(response)
+                body = response.body
+                request.begin(response.status, response.headers, len(body), body)
+            if self.is_behind:  # the next request waits until this answer is read
+                self._drained = self._loop.create_future()
+                await self._drained
         except ConnectionError:
             self.drop()
         except Exception:
@@ -395,7 +404,7 @@ def _judge(request: ClientRequest, version: str) -> None:
     """Reads from the head how its body is framed. Raises UnreadableError."""
     headers = request.headers
     request.is_http11 = version == "1.1"
-    encoding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
+    encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if version not in ("1.0", "1.1"):
         raise UnreadableError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
     if request.method == "CONNECT" or not request.target.startswith((b"/", b"*")):

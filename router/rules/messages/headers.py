@@ -19,9 +19,10 @@ class Headers:
             before = self._values.get(name)
             self._values[name] = value if before is None else b"%b, %b" % (before, value)
 
-    def get(self, name: str, default: str = "") -> str:
-        """The value of a header; those of one that is repeated are joined by commas."""
-        value = self._values.get(name.lower().encode())
+    def get(self, name: bytes, default: str = "") -> str:
+        """The value of a header, by its name in small letters; those of one that is repeated are
+        joined by commas."""
+        value = self._values.get(name)
         return default if value is None else value.decode(*_ENCODING)
 
     def items(self) -> Iterator[tuple[str, str]]:
@@ -103,20 +104,20 @@ def to_client(headers: Headers, request: str, origin: str) -> Pairs:
 
 
 def _dropped(headers: Headers, dropped: frozenset[bytes]) -> frozenset[bytes]:
-    if named := headers.get("Connection"):
+    if named := headers.get(b"connection"):
         dropped |= {word.strip().lower().encode(*_ENCODING) for word in named.split(",")}
     return dropped
 
 
 def is_plain(headers: Headers) -> bool:
     """Whether the body is not compressed."""
-    return headers.get("Content-Encoding", "identity").lower() == "identity"
+    return headers.get(b"content-encoding", "identity").lower() == "identity"
 
 
 def retry_after_s(headers: Headers) -> float | None:
     """Retry-After in seconds; None if it is absent or a date."""
     try:
-        seconds = float(headers.get("Retry-After"))
+        seconds = float(headers.get(b"retry-after"))
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None

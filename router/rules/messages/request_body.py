@@ -84,9 +84,8 @@ class RequestBody:
         return _CHANGES_NOTHING.fullmatch(path) is not None
 
 
-def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody:
-    """Reads a request body. `named`: the model from the path or a header, for bodies that name
-    none.
+def parse_body(body: bytes | bytearray) -> RequestBody:
+    """Reads a request body.
 
     Raises ValueError, which says what is wrong, if the body is not a JSON object or the model is
     not a string."""
@@ -107,7 +106,7 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
     stored = fields.store != _FALSE
     keys = (fields.prompt_cache_key, fields.user)
     return RequestBody(
-        fields.model or named,
+        fields.model or None,
         deferred,
         prompt,
         in_tgis_field,

@@ -69,9 +69,8 @@ async def answered(pieces: Sequence[bytes], least: int) -> bytes:
     """What a connection writes that is sent these pieces, once it has answered so often."""
 
     async def echo(request: ClientRequest) -> Response:
-        body = b""
-        while data := await request.body.read():
-            body += data
+        body = bytearray()
+        await request.body.flow(body.extend)
         return Response(200, json.dumps([request.method, request.path, body.decode()]).encode())
 
     connections = Connections(echo, lambda request, headers: [], 9, 60)
