@@ -27,17 +27,17 @@ LINES = {
     "learn": 1199,
     "model_server": 2165,
     "models": 2842,
-    "router": 5535,
+    "router": 5322,
     "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30656,
+    "tests": 30655,
     "text": 1994,
     "others": 7473,
 }
-PRODUCT_LINES = 40689  # all but tests, benchmarks, client and learn
-SHORT_FILES = 38
+PRODUCT_LINES = 40476  # all but tests, benchmarks, client and learn
+SHORT_FILES = 35
 LONG_FUNCTIONS = 7
-REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
 
 
 @functools.cache
