@@ -23,8 +23,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders
 from torch import Tensor
 
-from models.description import Description
-from models.rope import Rope
+from models.description import Description, Rope
 from models.weights.folder import FolderSource
 from models.weights.gguf import ARCHITECTURES, PERMUTED, ROPE_FREQUENCIES, GGUFSource, name_of
 from models.weights.source import CHUNK_VALUES, WeightSource, shapes_of

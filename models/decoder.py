@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.description import Description
+from models.description import Description, Rope, rotated
 from models.gpt2 import Attend, embedding
-from models.rope import Rope, rotated
 
 Turns = tuple[Tensor, Tensor] | None  # cosines and sines of the tokens `[..., 1, head_dim / 2]`
 

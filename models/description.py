@@ -1,10 +1,92 @@
-"""What a decoder computes, in one frozen description, and what distinguishes the families."""
+"""What a decoder computes, in one frozen description, and what distinguishes the families; rotary
+position embeddings: which angle each pair of a head's dimensions turns by, a position.
+
+Su et al., "RoFormer" (2021); the scalings are those of `transformers`: linear (Chen et al., 2023),
+yarn (Peng et al., 2023) and llama3. Dynamic scaling changes nothing up to the context of the
+model, beyond which no sequence is served. Angles, sines and cosines are float32.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from models.rope import Rope
+import torch
+from torch import Tensor
+
+SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    base: float
+    scaling: str = "default"  # one of SCALINGS
+    factor: float = 1.0
+    original: int = 0  # the context before scaling (yarn, llama3)
+    low: float = 1.0  # llama3: low_freq_factor, high_freq_factor
+    high: float = 4.0
+    beta_fast: float = 32.0  # yarn: turns in the original context that bound the ramp
+    beta_slow: float = 1.0
+    truncated: bool = True  # whether the ramp's bounds are whole dimensions
+    attention_factor: float | None = None  # yarn: of sines and cosines; None: from `factor`
+    divisors: tuple[float, ...] | None = None  # of the frequencies, as a file gives them
+
+    def frequencies(self, head_dim: int) -> Tensor:
+        """Angles a position `[head_dim / 2]`."""
+        powers = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        plain = 1.0 / self.base**powers
+        if self.divisors is not None:
+            return plain / torch.tensor(self.divisors)
+        if self.scaling == "linear":
+            return plain / self.factor
+        if self.scaling == "llama3":
+            return self._by_wavelength(plain)
+        if self.scaling == "yarn":
+            kept = 1 - self._ramp(head_dim)
+            return plain / self.factor * (1 - kept) + plain * kept
+        return plain
+
+    def _by_wavelength(self, plain: Tensor) -> Tensor:
+        """Short waves as they are, long ones divided by the factor, a mixture between."""
+        turns = self.original / (2 * math.pi / plain)  # in the original context
+        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - share) * plain / self.factor + share * plain
+
+    def _ramp(self, head_dim: int) -> Tensor:
+        """The share of each pair's frequency that is divided by the factor `[head_dim / 2]`."""
+
+        def dimension(turns: float) -> float:
+            length = self.original / (turns * 2 * math.pi)
+            return head_dim * math.log(length) / (2 * math.log(self.base))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncated:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        high += 0.001 if low == high else 0
+        return ((torch.arange(head_dim // 2).float() - low) / (high - low)).clamp(0, 1)
+
+    @property
+    def magnitude(self) -> float:
+        """Of the turned vectors: yarn makes them longer."""
+        if self.scaling != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+    def table(self, context: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions `[context, head_dim / 2]`."""
+        angles = torch.arange(context).float()[:, None] * self.frequencies(head_dim)
+        return angles.cos() * self.magnitude, angles.sin() * self.magnitude
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, scale: float = 1.0) -> Tensor:
+    """x `[..., heads, D]`, by cosines and sines `[..., 1, D / 2]` of the positions. Dimensions i
+    and i + D / 2 are a pair."""
+    first, second = (x.float() if scale == 1.0 else x.float() * scale).chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from models.decoder import Decoder
-from models.description import LOCAL_ROPE_BASE, WINDOW_PATTERN, Description
+from models.description import LOCAL_ROPE_BASE, WINDOW_PATTERN, Description, Rope
 from models.gpt2 import GPT, GPTConfig
-from models.rope import Rope
 
 Config = GPTConfig | Description
 Network = GPT | Decoder

@@ -1,5 +1,6 @@
 """The engine: the thread that loads the model and runs the mode's loop, how it ends, and the thread
-that watches it.
+that watches whether the loop still advances: a model or a policy that hangs holds the loop's
+thread, which alone ends requests.
 
 Only this thread imports torch, loads the model and runs it: OpenMP keeps a team of threads for each
 calling thread, and a second one slows decoding by 12 to 15 %.
@@ -26,13 +27,16 @@ from runtime.grammar.grammars import Grammars
 from scheduling.prediction.predictor import Predictor
 from seams import LoadedModel, LoadError
 from serving.config import Config
-from serving.liveness import Limit, Liveness
 from telemetry.recording import Recording
 from text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from model_server.remote.model import RemoteModel
     from runtime.executor import Executor
+import math
+from dataclasses import dataclass
+
+from scheduling.prediction.step_time import Work
 
 log = logging.getLogger(__name__)
 
@@ -263,3 +267,56 @@ class Engine:
         self._stop_recording()
         time.sleep(LAST_WORDS_S)
         os._exit(FAILED)
+
+
+PAUSE_S = 60.0  # without a look: the process was stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long an iteration may take."""
+
+    factor: float = 10.0  # times its predicted duration,
+    least_s: float = 600.0  # but at least so long
+
+    def seconds(self, predicted_s: float | None) -> float:
+        return max(self.least_s, self.factor * (predicted_s or 0.0))
+
+
+class Liveness:
+    """`predict`: the duration of an iteration with this work; None if nothing is learnt yet."""
+
+    def __init__(
+        self, manager: BatchingManager, predict: Callable[[Work], float | None], limit: Limit
+    ) -> None:
+        self.manager = manager
+        self.predict = predict
+        self.limit = limit
+        self._looked_s = math.inf
+        self._counts_from_s = -math.inf
+
+    def look(self, now_s: float) -> str | None:
+        """Answers requests that are past their limit. Returns why the process must end; None while
+        it need not."""
+        manager = self.manager
+        paused = now_s - self._looked_s > PAUSE_S
+        self._looked_s = now_s
+        manager.give_up_overdue(now_s)
+        began_s = manager.step_since_s
+        if manager.model is None or began_s is None:
+            return None
+        # a model may be lost for any time; and who looks was stopped, with the whole process
+        if manager.model.lost is not None or paused:
+            self._counts_from_s = now_s
+        lasted_s = now_s - max(began_s, self._counts_from_s)
+        if lasted_s <= self.limit.least_s:
+            return None
+        # none in flight: the policy hangs, or the model before it started
+        iteration = next(iter(manager.in_flight.copy()), None)
+        predicted_s = None if iteration is None else self.predict(iteration.work())
+        if lasted_s <= self.limit.seconds(predicted_s):
+            return None
+        return (
+            f"an iteration has not ended after {lasted_s:.0f} s; allowed: {self.limit.factor:g} "
+            f"times its predicted duration, and at least {self.limit.least_s:g} s"
+        )

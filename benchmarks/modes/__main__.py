@@ -34,7 +34,7 @@ from client.experiment import Experiment, Found
 from generate.modes import ModeName
 from model import DTYPES
 from models.gpt2 import GPT
-from models.weights.checkpoint import load_network, save_checkpoint
+from models.weights.loader import load_network, save_checkpoint
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
 from seams import Policy

@@ -13,10 +13,9 @@ from benchmarks.bare import Job, offline_work
 from generate.modes import ModeName
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from models.decoder import RMSNorm
-from models.description import Description
+from models.description import Description, Rope
 from models.gpt2 import GPTConfig
 from models.networks import SHAPES, Config, Network, make
-from models.rope import Rope
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device

@@ -19,8 +19,8 @@ from models.embedded.vocabulary import bytes_of_characters
 from models.fetch import locate
 from models.gpt2 import GPTConfig
 from models.names import RANDOM_PREFIX
-from models.weights.checkpoint import load_network, open_source, save_checkpoint
 from models.weights.folder import FolderSource
+from models.weights.loader import load_network, open_source, save_checkpoint
 from models.weights.source import WeightSource
 from seams import LoadError
 from text.vocabulary import load_tokenizer

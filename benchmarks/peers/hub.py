@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.description import Description
+from models.description import Description, Rope
 from models.gpt2 import GPTConfig
-from models.rope import Rope
 from models.weights.folder import tensor_of
 from models.weights.source import WeightSource, shapes_of
 from seams import LoadError

@@ -27,11 +27,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from models.embedded.corpus import Corpus, read_corpus, stdlib_folder, train_ranks
-from models.embedded.training import Settings, Training, encode_stream, summed_loss
+from models.embedded.training import (
+    Corpus,
+    Settings,
+    Training,
+    encode_stream,
+    read_corpus,
+    stdlib_folder,
+    summed_loss,
+    train_ranks,
+)
 from models.embedded.vocabulary import VOCABULARY_FILE, make_encoding, write_ranks
 from models.gpt2 import GPT, causal_attention
-from models.weights.checkpoint import load_network, save_checkpoint
+from models.weights.loader import load_network, save_checkpoint
 
 SAVE_EVERY_S = 120.0
 REPORTED_STEPS = 100  # over which the reported training loss is averaged

@@ -1,7 +1,7 @@
 """The embedded model's vocabulary: byte-level BPE in tiktoken's format.
 
 Turns text into ids for the embedded model, in serving and in training. Independent of torch, of the
-corpus and of how the ranks were found (`corpus.py`).
+corpus and of how the ranks were found (`training.py`).
 """
 
 from __future__ import annotations

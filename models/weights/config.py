@@ -14,13 +14,14 @@ from models.description import (
     FAMILIES,
     LOCAL_ROPE_BASE,
     NO_ROPE_INTERVAL,
+    SCALINGS,
     WINDOW_PATTERN,
     Description,
     Family,
+    Rope,
 )
 from models.gpt2 import GPTConfig
 from models.networks import Config
-from models.rope import SCALINGS, Rope
 
 Fields = Mapping[str, Any]
 

@@ -1,29 +1,42 @@
-"""Builds a network, or a shard's part of it, from a source of weights.
+"""Builds the network that a name means, or a shard's part of it, from its source of weights, and
+writes this project's checkpoints.
 
 Each piece is read into the type that the network will have, a few million values at a time, so that
-little memory is taken beside the weights themselves.
+little memory is taken beside the weights themselves. A checkpoint is a folder in the Hugging Face
+layout (`folder.py`). Names from the hub are downloaded into such a folder; `random:NAME` has a
+shape and no weights.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models.decoder import RMSNorm
+from models.fetch import locate
+from models.gpt2 import GPT
 from models.gpt2 import embedding as vocabulary_embedding
-from models.networks import Config, Network, make
+from models.names import RANDOM_PREFIX
+from models.networks import SHAPES, Config, Network, make
 from models.part import WHOLE, Part
+from models.weights.config import GELU
+from models.weights.folder import FolderSource, tensor_of
+from models.weights.gguf import GGUFSource
 from models.weights.source import (
     BLOCK,
     CHUNK_VALUES,
     ROUNDED,
     STORED_BITS,
+    RandomSource,
     Raw,
     WeightSource,
     is_linear,
@@ -203,3 +216,57 @@ def _shown(things: list[Thing], doing: str) -> Iterable[Thing]:
     from tqdm import tqdm
 
     return tqdm(things, desc=doing, leave=False)
+
+
+def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
+    """The weights of what `model` names (models/names.py); those of `random:NAME` are drawn from
+    `seed`. `revision`: of a name of the hub. Raises LoadError."""
+    if model.startswith(RANDOM_PREFIX) and revision is None:
+        name = model.removeprefix(RANDOM_PREFIX)
+        if name not in SHAPES:
+            raise LoadError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
+        return RandomSource(SHAPES[name], seed)
+    found = locate(model, revision)
+    return GGUFSource(found) if found.is_file() else FolderSource(found)
+
+
+def load_network(
+    model: str | Path,
+    dtype: torch.dtype = torch.float32,
+    part: Part = WHOLE,
+    stored: StoredLayers | None = None,
+) -> GPT:
+    """The GPT-2 that `model` names, or a shard's part of it. Raises LoadError."""
+    network = load(open_source(str(model), 0), part, dtype, stored)
+    if not isinstance(network, GPT):
+        raise LoadError(f"model_type is '{network.config.family}', allowed here: gpt2")
+    return network
+
+
+def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
+    """Writes `config.json` and `model.safetensors` of a GPT-2, readable by this project and by
+    `transformers`."""
+    config = network.config
+    folder.mkdir(parents=True, exist_ok=True)
+    activation = next(name for name, approx in GELU.items() if approx == config.gelu)
+    fields = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": activation,
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "layer_norm_epsilon": config.norm_eps,
+        "bos_token_id": config.vocab_size - 1,
+        "eos_token_id": config.vocab_size - 1,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    tensors: dict[str, Tensor] = {}
+    for ours, parameter in network.named_parameters():
+        where = tensor_of(pieces_of(ours)[0], config)
+        tensor = parameter.detach().t() if where.transposed else parameter.detach()
+        tensors[f"transformer.{where.name}"] = tensor.to("cpu", dtype).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -10,7 +10,7 @@ from benchmarks.hostile import __main__ as neighbours
 from benchmarks.long_prompts import LongPromptsRun
 from benchmarks.modes.original import run_original
 from model import LoadOptions, load_model
-from models.weights.checkpoint import load_network
+from models.weights.loader import load_network
 from scheduling.policies.nobatch import NoBatch
 
 

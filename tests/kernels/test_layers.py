@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from models.decoder import Decoder, Gated, RMSNorm
-from models.description import Description
+from models.description import Description, Rope
 from models.gpt2 import GPT, Attend, GPTConfig, causal_attention, init_weights
-from models.rope import Rope
 from runtime.gpu.layers import PaddedHead, adapt
 from runtime.layers import TYPES, kernels_work, use_kernels
 from tests.kernels.conftest import DEVICE, launched

@@ -14,13 +14,13 @@ from models.fetch import locate
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.networks import GPT2_SHAPES, SHAPES
 from models.part import Part
-from models.weights.checkpoint import (
+from models.weights.folder import FolderSource
+from models.weights.loader import (
+    load,
     load_network,
     open_source,
     save_checkpoint,
 )
-from models.weights.folder import FolderSource
-from models.weights.loader import load
 from seams import LoadError
 from tests.models.families import gpt2
 

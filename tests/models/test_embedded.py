@@ -16,7 +16,7 @@ from models.embedded.train import FIGURES_FILE, complete, train
 from models.embedded.training import Settings, Training
 from models.embedded.vocabulary import FOLDER, load_embedded_encoding
 from models.gpt2 import GPT, causal_attention
-from models.weights.checkpoint import load_network
+from models.weights.loader import load_network
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,7 @@ from models.names import (
     repository_of,
 )
 from models.part import WHOLE
-from models.weights.checkpoint import open_source
-from models.weights.loader import held_bytes
+from models.weights.loader import held_bytes, open_source
 from seams import LoadError
 from tests.models.hub import hub
 

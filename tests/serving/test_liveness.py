@@ -9,7 +9,7 @@ import pytest
 
 from engine.iteration import Wait
 from scheduling.prediction.step_time import Work
-from serving.liveness import Limit, Liveness
+from serving.thread import Limit, Liveness
 from tests.batching.modes import MODES, Mode, every
 from tests.batching.virtual import World, check_closed, drive
 

@@ -23,8 +23,7 @@ from flask import Flask
 from app import create_app
 from seams import LoadedModel, LoadError
 from serving.config import Config
-from serving.liveness import Limit
-from serving.thread import find_remote_model
+from serving.thread import Limit, find_remote_model
 from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.hashed import VOCAB_SIZE, reference
 from text.tokenizer import Detokenizer, Tokenizer

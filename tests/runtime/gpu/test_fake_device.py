@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 import runtime.transfer
 from model import DynamicBatchingServerModel, LoadOptions, ServerModel, load_model
 from models.gpt2 import GPT, GPTConfig
-from models.weights.checkpoint import open_source
+from models.weights.loader import open_source
 from runtime.drafting import Lookup
 from runtime.executor import Executor
 from runtime.gpu.device import Device
