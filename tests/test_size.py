@@ -20,21 +20,21 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8657,
-    "benchmarks": 6368,
+    "benchmarks": 6366,
     "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
-    "model_server": 2165,
-    "models": 2842,
+    "model_server": 2164,
+    "models": 2820,
     "router": 5322,
     "runtime": 5413,
     "scheduling": 2210,
-    "tests": 30655,
+    "tests": 30652,
     "text": 1994,
-    "others": 7473,
+    "others": 7465,
 }
-PRODUCT_LINES = 40476  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40445  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
