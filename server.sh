@@ -30,7 +30,7 @@ case "${1:-}" in
   modes)
     shift
     use_venv requirements.txt
-    first=${PORT:-8500} servers=()
+    first=${EB_PORT:-8500} servers=()
     page=http://127.0.0.1:$first
     for mode in dynamic static nobatch; do
       port=$((first + ${#servers[@]}))

@@ -82,7 +82,7 @@ def test_the_command_serves_until_ctrl_c_which_ends_all_it_started(tmp_path: Pat
 
 def test_the_three_modes_start_with_one_command_and_end_together(tmp_path: Path) -> None:
     first = free_port(3)
-    environ = environment(EB_PYTHON=sys.executable, PORT=str(first), DATA_DIR=str(tmp_path))
+    environ = environment(EB_PYTHON=sys.executable, EB_PORT=str(first), DATA_DIR=str(tmp_path))
     configs = [Config(mode="dynamic", port=first + n) for n in range(3)]
     with spawned(tmp_path, configs[0], [SERVER, "modes"], environ) as server:
         servers = [replace(server, config=config) for config in configs]

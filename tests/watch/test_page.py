@@ -58,6 +58,9 @@ def test_it_counts_as_stats_does_pauses_and_shows_each_iteration_with_the_drafts
     for kind, count in stats["drafts"].items():
         assert count > 0
         page.wait_for_function(f"{summed.format(kind)} === {count}")
+    told = page.locator("#live-legend span:visible").all_inner_texts()
+    assert "nobody has the slot" in told
+    assert not {"preempted: lost its slot", "done, but its row is still computed"} & {*told}
     page.click("#canvas")  # which gets the focus
     for follows in (False, True):
         page.keyboard.press(" ")

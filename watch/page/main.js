@@ -15,7 +15,8 @@ import { byId, count, element, seconds } from "./words.js";
 const LEGEND = /** @type {Record<string, string>} */ ({
   waiting: "waiting", prefill: "prefill: the prompt is read", chunk: "a part of a prefill", decode: "decode: one token per iteration",
   held: "done, but its row is still computed", paused: "paused", preempted: "preempted: lost its slot",
-  accepted: "accepted drafts: further tokens of the iteration", rejected: "rejected drafts" });
+  accepted: "accepted drafts: further tokens of the iteration", rejected: "rejected drafts",
+  vacant: "nobody has the slot" });
 
 const key = () => byId("key").value;
 byId("key").value = sessionStorage.getItem("key") ?? "";
@@ -60,7 +61,7 @@ byId("modes-try").addEventListener("click", () => (showTab("live"), byId("twenty
 for (const legend of document.querySelectorAll(".legend")) {
   for (const kind of /** @type {HTMLElement} */ (legend).dataset.kinds?.split(" ") ?? []) {
     const sign = element("i", { class: kind }, kind === "preempted" ? "✕" : "");
-    legend.append(element("span", {}, sign, LEGEND[kind]));
+    legend.append(element("span", { "data-kind": kind }, sign, LEGEND[kind]));
   }
 }
 
@@ -192,6 +193,7 @@ function paint(ms) {
   byId("pause").textContent = view.follows ? "Pause" : "Live";
   byId("span-shown").textContent = `${seconds(view.span)} shown`;
   byId("empty").hidden = store.next > 0;
+  for (const entry of byId("live-legend").children) entry.hidden = !store.seen.has(entry.dataset.kind);
   const running = store.running().length, waiting = store.waiting().length;
   byId("f-rate").textContent = count(store.rate(view.now()));
   byId("f-running").textContent = count(running);

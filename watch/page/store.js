@@ -36,6 +36,7 @@ export class Store {
     /** @type {any} */ this.stats = null;
     this.now = 0;
     this.generated = this.computed = this.runTokens = 0; // tokens received so far: of iterations, and of runs
+    /** @type {Set<string>} */ this.seen = new Set(); // what the legend explains
     this.clear();
   }
 
@@ -46,6 +47,7 @@ export class Store {
     this.requests.clear();
     this.ended = [];
     this.stats = null;
+    this.seen.clear();
   }
 
   /** @param {Hello} hello */
@@ -76,8 +78,10 @@ export class Store {
       this.requests.set(id, { id, arrival: at * S, prompt, max, kind, user, program, priority, admitted: null,
         first: null, end: null, how: null, generated: 0, runs: [], preempted: [] });
     }
+    if (frame.arrived.length) this.seen.add("waiting");
     for (const row of frame.runs) this.#run(row);
     for (const [n, id] of frame.preempted) {
+      this.seen.add("preempted");
       this.requests.get(id)?.preempted.push(n < this.next ? this.at(n, START) : this.now);
     }
     for (const row of frame.ended) this.#end(row);
@@ -96,6 +100,9 @@ export class Store {
   /** @param {number[]} row */
   #run([id, slot, kind, first, count, tokens, accepted = 0, rejected = 0]) {
     this.runTokens += tokens;
+    this.seen.add(KINDS[kind]).add("vacant");
+    if (accepted) this.seen.add("accepted");
+    if (rejected) this.seen.add("rejected");
     const last = first + count - 1;
     const request = this.requests.get(id), end = this.end(last);
     if (request) {

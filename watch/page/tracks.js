@@ -12,7 +12,7 @@ import { count, seconds } from "./words.js";
 /** @typedef {{run?: Run, request?: Request, iteration?: number, track: Track, time: number}} Spot */
 
 const GAP = 14, PAD = 10;
-const MOST_SLOTS_PX = 520, SLOT_PX = 13, LEAST_SLOTS_PX = 96;
+const MOST_SLOTS_PX = 520, SLOT_PX = 13, LEAST_SLOTS_PX = 96, LEAST_SLOTS = 8;
 const DECODE = 2, PAUSED = 4;
 
 export class Tracks {
@@ -34,9 +34,10 @@ export class Tracks {
     this.frames = 0; // drawn, for measurements
   }
 
-  /** Rows of the batch track: under a policy that pauses, more requests are resident than advance at once. */
+  /** Rows of the batch track, without slots that nobody has had; under a policy that pauses, more requests are
+   * resident than advance at once. */
   get slots() {
-    return Math.max(this.limit, this.store.slots.length);
+    return Math.max(Math.min(this.limit, LEAST_SLOTS), this.store.slots.length);
   }
 
   /** Most rows of an iteration. */
