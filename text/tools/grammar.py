@@ -32,79 +32,58 @@ def grammar_of_calls(
 ) -> str:
     """A grammar whose texts are calls. `several`: more than one call. `answer`: the right side of a
     rule, whose texts are allowed in place of calls."""
-    rules = _Rules(form, several, special_ids)
-    start = "start: calls" if answer is None else f"start: calls | answer\nanswer: {answer}"
+    rules = ["start: calls"] if answer is None else ["start: calls | answer", f"answer: {answer}"]
     # without a mark, an answer in JSON would begin like a call
     marked = not form.bare or answer is not None
-    return "\n".join([start, *rules.calls(marked=marked), *rules.call(schemas)])
+    opening = mark_of(form.opening, special_ids) if marked else ""
+    if form.in_array:
+        rules.append(f"calls: {opening} {_array(several)}")
+    else:
+        between = _quoted("; " if form.bare else "\n")
+        rules.append(f"calls: marked ({between} marked)*" if several else "calls: marked")
+        rules.append(f"marked: {opening} {_closed_call(form, special_ids)}")
+    return "\n".join([*rules, *_call(form, schemas)])
 
 
 def grammar_of_text_with_calls(
     form: CallForm, schemas: Schemas, *, several: bool, special_ids: Mapping[str, int]
 ) -> str:
     """A grammar of all texts in which whatever begins like a call is one."""
-    rules = _Rules(form, several, special_ids)
-    return "\n".join([*rules.text_with_calls(), *rules.call(schemas)])
+    parts = "part* text" if several else "part | text"
+    before = "" if not form.bare else "calls? " if several else "calls | "
+    rules = [f"start: {before}{parts}"]
+    within = "calls" if form.bare else _closed_call(form, special_ids)
+    rules.append(f"part: opening {_array(several) if form.in_array else within}")
+    if form.bare:
+        rules.append(f"calls: call ({_quoted('; ')} call)*" if several else "calls: call")
+    # it ends with the first mark; a special token is no part of any text
+    lazy = "" if form.opening in special_ids else "[lazy]"
+    rules.append(f"opening{lazy}: TEXT {mark_of(form.opening, special_ids)}")
+    rules += ["text: TEXT", f"TEXT: /{_NOT_BARE if form.bare else _ANY_TEXT}/"]
+    return "\n".join([*rules, *_call(form, schemas)])
 
 
-class _Rules:
-    def __init__(self, form: CallForm, several: bool, special_ids: Mapping[str, int]) -> None:
-        self._form = form
-        self._several = several
-        self._special_ids = special_ids
+def _call(form: CallForm, schemas: Schemas) -> Iterator[str]:
+    """The rule `call`, and those that it needs."""
+    yield "call: " + " | ".join(f"call_{number}" for number in range(len(schemas)))
+    for number, (name, schema) in enumerate(schemas.items()):
+        head = f'{{"name": "{name}", "{form.arguments}": '
+        yield f"call_{number}: {_quoted(head)} arguments_{number} {_quoted('}')}"
+        yield f"arguments_{number}: {of_schema(_closed(schema))}"
 
-    def calls(self, *, marked: bool) -> Iterator[str]:
-        """The rule `calls`, and those that it needs but for `call`."""
-        opening = self._mark(self._form.opening) if marked else ""
-        if self._form.in_array:
-            yield f"calls: {opening} {self._array}"
-            return
-        between = _quoted("; " if self._form.bare else "\n")
-        yield f"calls: marked ({between} marked)*" if self._several else "calls: marked"
-        yield f"marked: {opening} {self._closed_call}"
 
-    def text_with_calls(self) -> Iterator[str]:
-        """The rule `start`, and those that it needs but for `call`."""
-        form, bare = self._form, self._form.bare
-        if self._several:
-            yield "start: calls? part* text" if bare else "start: part* text"
-        else:
-            yield "start: calls | part | text" if bare else "start: part | text"
-        within = self._array if form.in_array else "calls" if bare else self._closed_call
-        yield f"part: opening {within}"
-        if bare:
-            yield f"calls: call ({_quoted('; ')} call)*" if self._several else "calls: call"
-        mark = self._mark(form.opening)
-        # it ends with the first mark; a special token is no part of any text
-        is_special = form.opening in self._special_ids
-        yield f"opening: TEXT {mark}" if is_special else f"opening[lazy]: TEXT {mark}"
-        yield "text: TEXT"
-        yield f"TEXT: /{_NOT_BARE if bare else _ANY_TEXT}/"
+def _array(several: bool) -> str:
+    """What follows the mark where calls are in an array."""
+    more = f" ({_quoted(', ')} call)*" if several else ""
+    return f"{_quoted(' [')} call{more} {_quoted(']')}"
 
-    def call(self, schemas: Schemas) -> Iterator[str]:
-        """The rule `call`, and those that it needs."""
-        yield "call: " + " | ".join(f"call_{number}" for number in range(len(schemas)))
-        for number, (name, schema) in enumerate(schemas.items()):
-            head = f'{{"name": "{name}", "{self._form.arguments}": '
-            yield f"call_{number}: {_quoted(head)} arguments_{number} {_quoted('}')}"
-            yield f"arguments_{number}: {of_schema(_closed(schema))}"
 
-    @property
-    def _array(self) -> str:
-        """What follows the mark where calls are in an array."""
-        more = f" ({_quoted(', ')} call)*" if self._several else ""
-        return f"{_quoted(' [')} call{more} {_quoted(']')}"
-
-    @property
-    def _closed_call(self) -> str:
-        """What follows the mark of each call."""
-        if self._form.bare:
-            return "call"
-        line = _quoted("\n")
-        return f"{line} call {line} {self._mark(self._form.closing)}"
-
-    def _mark(self, text: str) -> str:
-        return mark_of(text, self._special_ids)
+def _closed_call(form: CallForm, special_ids: Mapping[str, int]) -> str:
+    """What follows the mark of each call."""
+    if form.bare:
+        return "call"
+    line = _quoted("\n")
+    return f"{line} call {line} {mark_of(form.closing, special_ids)}"
 
 
 def mark_of(text: str, special_ids: Mapping[str, int]) -> str:
