@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from model_server.remote.model import RemoteModel
     from runtime.executor import Executor
 import math
-from dataclasses import dataclass
 
 from scheduling.prediction.step_time import Work
 
@@ -49,6 +47,9 @@ RECORD_S = 5.0  # to write the last lines of --record
 COLLECT_AFTER = 10_000  # new objects; Python's default is 700
 ABORT_S = 5.0  # for an iteration whose requests were given up
 LOOK_EVERY_S = 0.5  # whether the loop still advances
+PAUSE_S = 60.0  # without a look: the process was stopped
+# an iteration may take so many times its predicted duration, but at least so long
+LATE_FACTOR, LEAST_S = 10.0, 600.0
 
 
 Load = Callable[[Config], LoadedModel]
@@ -116,7 +117,7 @@ class Engine:
         self.predictor = predictor
         self.grammars = grammars  # shared with a model in this process
         self.settle = settle
-        self.limit = Limit()  # of an iteration
+        self.least_s = LEAST_S  # that an iteration may take
         self.model: LoadedModel | None = None
         self.recording: Recording | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -200,8 +201,7 @@ class Engine:
         if self.config.remote_model is not None:
             cast("RemoteModel", model).on_return = self.manager.wake
             # a remote model that takes too long is lost first, which costs no response
-            least_s = self.limit.least_s + self.config.model_deadline
-            self.limit = replace(self.limit, least_s=least_s)
+            self.least_s += self.config.model_deadline
         else:
             cast("Executor", model).grammars = self.grammars
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
@@ -254,7 +254,7 @@ class Engine:
         return Speculation(most, self.predictor)
 
     def _watch(self) -> None:
-        liveness = Liveness(self.manager, self.predictor.predict, self.limit)
+        liveness = Liveness(self.manager, self.predictor.predict, self.least_s)
         while self._thread.is_alive():
             now_s = time.perf_counter()
             if (verdict := liveness.look(now_s)) is not None:
@@ -269,29 +269,19 @@ class Engine:
         os._exit(FAILED)
 
 
-PAUSE_S = 60.0  # without a look: the process was stopped
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How long an iteration may take."""
-
-    factor: float = 10.0  # times its predicted duration,
-    least_s: float = 600.0  # but at least so long
-
-    def seconds(self, predicted_s: float | None) -> float:
-        return max(self.least_s, self.factor * (predicted_s or 0.0))
-
-
 class Liveness:
-    """`predict`: the duration of an iteration with this work; None if nothing is learnt yet."""
+    """`predict`: the duration of an iteration with this work; None if nothing is learnt yet.
+    `least_s`: that any iteration may take."""
 
     def __init__(
-        self, manager: BatchingManager, predict: Callable[[Work], float | None], limit: Limit
+        self,
+        manager: BatchingManager,
+        predict: Callable[[Work], float | None],
+        least_s: float = LEAST_S,
     ) -> None:
         self.manager = manager
         self.predict = predict
-        self.limit = limit
+        self.least_s = least_s
         self._looked_s = math.inf
         self._counts_from_s = -math.inf
 
@@ -309,14 +299,14 @@ class Liveness:
         if manager.model.lost is not None or paused:
             self._counts_from_s = now_s
         lasted_s = now_s - max(began_s, self._counts_from_s)
-        if lasted_s <= self.limit.least_s:
+        if lasted_s <= self.least_s:
             return None
         # none in flight: the policy hangs, or the model before it started
         iteration = next(iter(manager.in_flight.copy()), None)
         predicted_s = None if iteration is None else self.predict(iteration.work())
-        if lasted_s <= self.limit.seconds(predicted_s):
+        if lasted_s <= LATE_FACTOR * (predicted_s or 0.0):
             return None
         return (
-            f"an iteration has not ended after {lasted_s:.0f} s; allowed: {self.limit.factor:g} "
-            f"times its predicted duration, and at least {self.limit.least_s:g} s"
+            f"an iteration has not ended after {lasted_s:.0f} s; allowed: {LATE_FACTOR:g} "
+            f"times its predicted duration, and at least {self.least_s:g} s"
         )

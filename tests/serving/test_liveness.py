@@ -9,7 +9,7 @@ import pytest
 
 from engine.iteration import Wait
 from scheduling.prediction.step_time import Work
-from serving.thread import Limit, Liveness
+from serving.thread import Liveness
 from tests.batching.modes import MODES, Mode, every
 from tests.batching.virtual import World, check_closed, drive
 
@@ -45,7 +45,7 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
     mode: Mode, lookahead: int, tokens: int
 ) -> None:
     world = World(mode, max_batch_size=1, request_timeout_s=10.0, lookahead=lookahead)
-    liveness = Liveness(world.manager, lambda _: None, Limit())
+    liveness = Liveness(world.manager, lambda _: None)
     running, waiting = world.submit([1, 2], tokens), world.submit([3], 4)
     stored = world.submit([4], 4, service_class="deferred", stored=True)
 
@@ -85,7 +85,7 @@ def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes
         return predicted_s
 
     def look() -> None:
-        liveness, began_s = Liveness(world.manager, predict, Limit()), world.manager.step_since_s
+        liveness, began_s = Liveness(world.manager, predict), world.manager.step_since_s
         assert began_s is not None
         for at_s in (0, *range(stopped_until_s, limit_s - 9, 50), limit_s - 1):
             world.model.lost = "it is restarted" if at_s <= lost_until_s else None
@@ -101,7 +101,7 @@ def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes
 
 def test_a_loop_without_work_or_without_a_model_does_not_hang() -> None:
     world = World(MODES[3])
-    liveness = Liveness(world.manager, lambda _: None, Limit())
+    liveness = Liveness(world.manager, lambda _: None)
     assert liveness.look(1e6) is None
     world.submit([1], 2)
     world.manager.drain()

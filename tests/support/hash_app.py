@@ -23,7 +23,7 @@ from flask import Flask
 from app import create_app
 from seams import LoadedModel, LoadError
 from serving.config import Config
-from serving.thread import Limit, find_remote_model
+from serving.thread import find_remote_model
 from tests.support.hash_model import HashModel, ScriptedModel
 from tests.support.hashed import VOCAB_SIZE, reference
 from text.tokenizer import Detokenizer, Tokenizer
@@ -79,5 +79,5 @@ def make_app() -> Flask:
     end_ids = () if asked.get("endless") else (END_ID,)
     app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
     if least_s := asked.get("least_s"):
-        app.extensions["engine"].limit = Limit(least_s=least_s)
+        app.extensions["engine"].least_s = least_s
     return app
