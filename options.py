@@ -176,7 +176,13 @@ class Options:
         Says what is not allowed in one line, and exits with status 2."""
         known, unknown = cls._parser().parse_known_args(args)
         if unknown:
-            cls.refuse(cls._unknown(unknown[0].partition("=")[0]))
+            word, advice = unknown[0].partition("=")[0], "--help lists all options"
+            if not word.startswith("-"):
+                cls.refuse(f"unexpected argument {word!r}; {advice}")
+            flags = [name for option in cls.declared() for name in option.names]
+            if near := difflib.get_close_matches(word, flags, n=1):
+                advice = f"did you mean {near[0]}?"
+            cls.refuse(f"there is no option {word}; {advice}")
         given = vars(known)
         texts = {o.variables[0]: given[o.name] for o in cls.declared() if given[o.name] is not None}
         try:
@@ -202,15 +208,6 @@ class Options:
     def refuse(cls, message: str) -> NoReturn:
         """Ends the process as a wrong option does."""
         cls._parser().error(message)
-
-    @classmethod
-    def _unknown(cls, word: str) -> str:
-        if not word.startswith("-"):
-            return f"unexpected argument {word!r}; --help lists all options"
-        flags = [name for option in cls.declared() for name in option.names]
-        near = difflib.get_close_matches(word, flags, n=1)
-        advice = f"did you mean {near[0]}?" if near else "--help lists all options"
-        return f"there is no option {word}; {advice}"
 
     @classmethod
     def _parser(cls) -> argparse.ArgumentParser:

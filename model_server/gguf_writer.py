@@ -9,7 +9,7 @@ gives the ids of the folder's own tokenizer for a text of many kinds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,9 @@ def _write(writer: gguf.GGUFWriter, place: str, tensors: list[Values], kind: Kin
     writer.write_ti_data_to_file()
     for tensor, of in zip(tensors, kinds, strict=True):
         stored = []
-        for rows in _chunks(tensor):
+        step = max(1, CHUNK_VALUES // int(np.prod(tensor.shape[1:])))
+        for row in range(0, tensor.shape[0], step):
+            rows = tensor.read(slice(row, min(tensor.shape[0], row + step)))
             if not rows.isfinite().all():
                 raise LoadError(f"{place}: tensor '{tensor.name}' has weights that are not finite")
             stored.append(gguf.quants.quantize(rows.float().numpy(), of))
@@ -158,13 +160,6 @@ def _kind_of(tensor: Values, kind: Kind) -> Kind:
     if len(tensor.shape) != 2 or tensor.shape[1] % block or tensor.name == _POSITIONS:
         return Kind.F32
     return Kind.Q8_0 if tensor.name in _VOCABULARY and kind == Kind.Q4_0 else kind
-
-
-def _chunks(tensor: Values) -> Iterator[Tensor]:
-    width = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    step = max(1, CHUNK_VALUES // width)
-    for row in range(0, tensor.shape[0], step):
-        yield tensor.read(slice(row, min(tensor.shape[0], row + step)))
 
 
 def _keys_of(config: Description) -> Keys:

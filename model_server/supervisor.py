@@ -28,6 +28,17 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 10.0  # before a restart
 LAST_LINES_S = 1.0  # a process's own children may keep its output open
 MOST_LINE_BYTES = 2**20
 
+# A command after which a process receives SIGTERM, on Linux, when this one dies for any reason.
+# 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the supervisor died before that call, it is no longer
+# the parent, and the child ends. This is a separate program, since nothing may run between fork and
+# exec in a process with threads.
+_TIED = (
+    "import ctypes, os, signal, sys;"
+    "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(0);"
+    "os.execv(sys.argv[2], sys.argv[2:])"
+)
+
 IsReady = Callable[[], bool]
 TakeLine = Callable[[str, str], None]  # the process's name, a line of its output
 
@@ -150,9 +161,11 @@ class Supervisor:
                 threading.Thread(target=watch, args=args, daemon=True).start()
 
     def _popen(self, program: Command) -> subprocess.Popen[bytes]:
-        relayed = self._take_line is not None
+        relayed, command = self._take_line is not None, program.command
+        if program.keeps_others and sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
         return subprocess.Popen(
-            _tied(program.command) if program.keeps_others else program.command,
+            command,
             env=program.environment,
             stdin=subprocess.DEVNULL if program.keeps_others else self._kept_by,
             stdout=subprocess.PIPE if relayed else None,
@@ -212,21 +225,3 @@ class Supervisor:
                     was_ready = True
                     one.ready_life = max(life, one.ready_life)
                 time.sleep(BEAT_S if ready else STARTING_BEAT_S)
-
-
-# 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the supervisor died before that call, it is no longer
-# the parent, and the child ends. This is a separate program, since nothing may run between fork and
-# exec in a process with threads.
-_TIED = (
-    "import ctypes, os, signal, sys;"
-    "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
-    "os.getppid() == int(sys.argv[1]) or sys.exit(0);"
-    "os.execv(sys.argv[2], sys.argv[2:])"
-)
-
-
-def _tied(command: Sequence[str]) -> Sequence[str]:
-    """A command whose process receives SIGTERM, on Linux, when this process dies for any reason."""
-    if sys.platform != "linux":
-        return command
-    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]

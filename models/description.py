@@ -40,17 +40,14 @@ class Rope:
         if self.scaling == "linear":
             return plain / self.factor
         if self.scaling == "llama3":
-            return self._by_wavelength(plain)
+            # short waves as they are, long ones divided by the factor, a mixture between
+            turns = self.original / (2 * math.pi / plain)  # in the original context
+            share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+            return (1 - share) * plain / self.factor + share * plain
         if self.scaling == "yarn":
             kept = 1 - self._ramp(head_dim)
             return plain / self.factor * (1 - kept) + plain * kept
         return plain
-
-    def _by_wavelength(self, plain: Tensor) -> Tensor:
-        """Short waves as they are, long ones divided by the factor, a mixture between."""
-        turns = self.original / (2 * math.pi / plain)  # in the original context
-        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return (1 - share) * plain / self.factor + share * plain
 
     def _ramp(self, head_dim: int) -> Tensor:
         """The share of each pair's frequency that is divided by the factor `[head_dim / 2]`."""

@@ -33,7 +33,9 @@ class Journal:
     def __init__(self, path: Path, process: str, facts: Line) -> None:
         self.path = path
         clock_s = time.monotonic()
-        clocks = {"clock_s": clock_s, "unix_s": clock_s + unix_offset_s()}
+        # time passes between two readings: the largest of several differences is the most accurate
+        offset_s = max(time.time() - time.monotonic() for _ in range(8))
+        clocks = {"clock_s": clock_s, "unix_s": clock_s + offset_s}
         self._head = {"type": "head", "version": VERSION, "process": process, **clocks, **facts}
         self._lines: deque[Line] = deque()
         self._dropped = self._told = 0
@@ -76,12 +78,6 @@ class Journal:
             self._ended = True
             self._lines.clear()
             log.warning("--record %s ends here: %s", self.path, error.strerror)
-
-
-def unix_offset_s() -> float:
-    """Wall clock minus monotonic clock. Time passes between the two readings, so the largest of
-    several differences is the most accurate."""
-    return max(time.time() - time.monotonic() for _ in range(8))
 
 
 def check_writable(path: str) -> None:

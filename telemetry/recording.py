@@ -70,11 +70,10 @@ def as_json(event: Event) -> dict[str, Any]:
 
 
 def event_of(line: Line) -> Event | None:
-    """The inverse, as far as a file says it; None of a line of another kind."""
+    """The inverse, as far as a line says it; None of one of another kind."""
 
     def known(names: Sequence[str]) -> dict[str, Any]:
-        in_file = [(name, IN_FILE.get(name, name)) for name in names]
-        return {name: line[key] for name, key in in_file if key in line}
+        return {name: line[IN_FILE.get(name, name)] for name in names}
 
     match line["type"]:
         case "arrived":

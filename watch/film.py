@@ -54,11 +54,15 @@ def film(folder: Path, modes: Sequence[str] = ()) -> str:
         raise RunError(f"{folder}: no run of the modes {', '.join(modes)}")
     quickest = min(runs, key=lambda run: _end_us(run) - _zero_us(run))
     span_us = max(_end_us(run) - _zero_us(run) for run in runs)
+    took = ", ".join(
+        f"{(_end_us(run) - _zero_us(run)) / US:.2f} s with {run.hello['mode']}" for run in runs
+    )
     heights = [HEAD + ROW * len(_shown(run)) + GAP for run in runs]
     height = sum(heights) + FOOT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(_finding(runs))}</title><style>{STYLE}</style>",
+        f"<title>The same {len(_shown(runs[0]))} requests took {escape(took)}.</title>"
+        f"<style>{STYLE}</style>",
         '<defs><pattern id="h" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><path class="hb" d="M0 0h6v6H0z"/>'
         '<path class="hs" d="M0 0v6" stroke-width="3"/></pattern>',
@@ -92,11 +96,6 @@ def _end_us(run: Recorded) -> int:
 
 def _shown(run: Recorded) -> Sequence[ArrivedColumns]:
     return sorted(run.frame["arrived"], key=lambda row: row.at_us)[:MOST_ROWS]
-
-
-def _finding(runs: Sequence[Recorded]) -> str:
-    took = (f"{(_end_us(run) - _zero_us(run)) / US:.2f} s with {run.hello['mode']}" for run in runs)
-    return f"The same {len(_shown(runs[0]))} requests took {', '.join(took)}."
 
 
 def _x(us: float, span_us: int) -> float:

@@ -28,12 +28,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.embedded.training import (
+    STDLIB,
     Corpus,
     Settings,
     Training,
     encode_stream,
     read_corpus,
-    stdlib_folder,
     summed_loss,
     train_ranks,
 )
@@ -171,8 +171,8 @@ def main() -> None:
     folder, state = Path(settings.folder), Path(settings.state)
     torch.set_num_threads(settings.threads)
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"reading {stdlib_folder()} and building its vocabulary", flush=True)
-    corpus = read_corpus(stdlib_folder())
+    print(f"reading {STDLIB} and building its vocabulary", flush=True)
+    corpus = read_corpus(STDLIB)
     ranks = train_ranks(corpus.training, settings.vocabulary - 1)
     training = Training(settings, encode_stream(make_encoding(ranks), corpus.training))
     if state.exists():

@@ -41,6 +41,7 @@ EXCLUDED_FOLDERS = {
     "pydoc_data",
 }
 EXCLUDED_PREFIXES = ("config-", "_sysconfigdata")
+STDLIB = Path(sysconfig.get_paths()["stdlib"])
 HELD_OUT_SHARE = 20  # one file in this many
 
 
@@ -51,10 +52,6 @@ class Corpus:
     sha256: str  # of all paths and texts
 
 
-def stdlib_folder() -> Path:
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def read_corpus(folder: Path) -> Corpus:
     """All Python files below `folder`; ValueError if there are no training or held-out texts."""
     training: list[str] = []
@@ -62,15 +59,12 @@ def read_corpus(folder: Path) -> Corpus:
     digest = hashlib.sha256()
     for path, text in _sources(folder):
         digest.update(f"{path}\0{text}\0".encode())
-        (held_out if is_held_out(path) else training).append(text)
+        # by a hash of the path, so that a file's set does not depend on other files
+        number = int(hashlib.sha256(path.encode()).hexdigest(), 16)
+        (training if number % HELD_OUT_SHARE else held_out).append(text)
     if not training or not held_out:
         raise ValueError(f"too few Python files below {folder} to split into two sets")
     return Corpus(tuple(training), tuple(held_out), digest.hexdigest())
-
-
-def is_held_out(path: str) -> bool:
-    """By a hash of the path, so that a file's set does not depend on other files."""
-    return int(hashlib.sha256(path.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 
 def _sources(folder: Path) -> Iterator[tuple[str, str]]:

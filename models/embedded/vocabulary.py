@@ -31,8 +31,13 @@ PATTERN = "|".join(
 
 
 def load_embedded_encoding(folder: Path = FOLDER) -> tiktoken.Encoding:
-    """The encoding with the ranks in `folder`; OSError if the file is missing."""
-    return make_encoding(read_ranks(folder / VOCABULARY_FILE))
+    """The encoding with the ranks in `folder`; OSError if the file is missing.
+
+    tiktoken's file format: one line per token, its bytes in base64, a space, its rank. Does not use
+    `tiktoken.load`, which caches by path and would return a stale vocabulary after retraining.
+    """
+    pairs = (line.split() for line in (folder / VOCABULARY_FILE).read_bytes().splitlines())
+    return make_encoding({base64.b64decode(token): int(rank) for token, rank in pairs})
 
 
 def make_encoding(ranks: dict[bytes, int]) -> tiktoken.Encoding:
@@ -42,16 +47,6 @@ def make_encoding(ranks: dict[bytes, int]) -> tiktoken.Encoding:
         mergeable_ranks=ranks,
         special_tokens={END_OF_TEXT: len(ranks)},
     )
-
-
-def read_ranks(path: Path) -> dict[bytes, int]:
-    """tiktoken's file format: one line per token, its bytes in base64, a space, its rank.
-
-    Does not use `tiktoken.load`, which caches by path and would return a stale vocabulary after
-    retraining.
-    """
-    pairs = (line.split() for line in path.read_bytes().splitlines())
-    return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def write_ranks(ranks: dict[bytes, int], path: Path) -> None:

@@ -86,12 +86,6 @@ _FIXED_OF_GPT2 = {
     "tie_word_embeddings": (True,),
 }
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
-# where files of before 2020 have no `model_type`
-_ARCHITECTURES = {
-    "GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "LLaMAForCausalLM": "llama",
-    "MistralForCausalLM": "mistral", "SmolLM3ForCausalLM": "smollm3",
-    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Gemma3ForCausalLM": "gemma3_text",
-}  # fmt: skip
 _SCALING_FIELDS = {
     "default": set[str](),
     "linear": {"factor"},
@@ -126,11 +120,9 @@ SCHEME = {
 
 
 def model_type(fields: Fields) -> object:
-    """As the file says, or as the name of its architecture implies."""
-    named = fields.get("architectures")
-    if "model_type" in fields or not isinstance(named, list) or len(named) != 1:
-        return fields.get("model_type")
-    return _ARCHITECTURES.get(str(named[0]))
+    """Files of before 2020, which are GPT-2's, name the architecture alone."""
+    is_gpt2 = fields.get("architectures") == ["GPT2LMHeadModel"]
+    return fields.get("model_type", "gpt2" if is_gpt2 else None)
 
 
 def describe(fields: Fields) -> Config:

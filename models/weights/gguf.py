@@ -73,7 +73,10 @@ class GGUFSource(WeightSource):
                 raise LoadError(f"{path}: '{ROPE_FREQUENCIES}' has {len(divisors)} numbers")
             ropes = [rope and replace(rope, divisors=divisors) for rope in self.config.ropes]
             self.config = replace(self.config, ropes=tuple(ropes))
-        self._check_names()
+        # a tensor that is not read would be computed with by others
+        known = {name_of(piece) for piece in shapes_of(self.config)} | {ROPE_FREQUENCIES}
+        if unknown := sorted(self._header.tensors.keys() - known):
+            raise LoadError(f"{path}: tensors are not supported: {', '.join(unknown[:5])}")
 
     def shape(self, piece: str) -> Shape | None:
         found = self._header.tensors.get(name_of(piece))
@@ -120,13 +123,6 @@ class GGUFSource(WeightSource):
             raise LoadError(f"{self.place}: tensor '{name}' is {info.kind} {info.shape}")
         data = np.fromfile(self._path, np.uint8, info.row_bytes, offset=info.offset)
         return torch.from_numpy(data).view(_FLOATS[info.kind]).float()
-
-    def _check_names(self) -> None:
-        """A tensor that is not read would be computed with by others."""
-        known = {name_of(piece) for piece in shapes_of(self.config)} | {ROPE_FREQUENCIES}
-        unknown = sorted(self._header.tensors.keys() - known)
-        if unknown:
-            raise LoadError(f"{self.place}: tensors are not supported: {', '.join(unknown[:5])}")
 
 
 def name_of(piece: str) -> str:

@@ -10,7 +10,6 @@ shape and no weights.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -211,11 +210,11 @@ def _empty(config: Config, part: Part) -> Network:
 
 def _shown(things: list[Thing], doing: str) -> Iterable[Thing]:
     """With a progress bar on terminals only, since programs may read a log."""
-    if not sys.stderr.isatty() or find_spec("tqdm") is None:  # benchmarks/gpu.py runs without it
+    if find_spec("tqdm") is None:  # benchmarks/gpu.py runs without it
         return things
     from tqdm import tqdm
 
-    return tqdm(things, desc=doing, leave=False)
+    return tqdm(things, desc=doing, leave=False, disable=None)
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:

@@ -46,17 +46,14 @@ def _plain(messages: Sequence[Message]) -> Iterator[Message]:
             results = []
         if calls := message.get("tool_calls"):
             texts = [message["content"]] if message["content"] else []
-            texts += [f"<tool_call>\n{_call(call)}\n</tool_call>" for call in calls]
+            for function in (call["function"] for call in calls):
+                call = {name: function[name] for name in ("name", "arguments")}
+                texts.append(f"<tool_call>\n{to_json(call)}\n</tool_call>")
             yield {"role": message["role"], "content": "\n".join(texts)}
         else:
             yield message
     if results:
         yield {"role": "user", "content": "\n".join(results)}
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    return to_json({"name": function["name"], "arguments": function["arguments"]})
 
 
 def with_arguments_as_text(messages: Sequence[Message]) -> list[Message]:
