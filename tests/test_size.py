@@ -25,16 +25,16 @@ LINES = {
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
-    "model_server": 2164,
-    "models": 2820,
+    "model_server": 2154,
+    "models": 2793,
     "router": 5322,
     "runtime": 5413,
     "scheduling": 2210,
     "tests": 30655,
-    "text": 1994,
-    "others": 7465,
+    "text": 1970,
+    "others": 7446,
 }
-PRODUCT_LINES = 40445  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40365  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
