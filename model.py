@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from models.gpt2 import Attend
-from models.networks import count_parameters, limit_context
-from models.part import WHOLE, Part
+from models.networks import WHOLE, Part, count_parameters, limit_context
 from models.weights.loader import StoredLayers, held_bytes, load, open_source
 from models.weights.loader import check as check_source
 from models.weights.source import ROUNDED, WeightSource, is_linear, shapes_of

@@ -118,7 +118,7 @@ def run(config: ServeConfig, rank: int) -> int:
 def load(config: ServeConfig, rank: int) -> ShardService:
     """Raises LoadError."""
     from model import LoadOptions, load_model
-    from models.part import Part
+    from models.networks import Part
     from text.vocabulary import load_tokenizer
 
     options = LoadOptions.of(config)

@@ -108,7 +108,7 @@ class Description:
     embeddings_scaled: bool = False  # by the root of their width
     query_scale: float = 1.0  # of the scores, besides 1 / root of head_dim
     overflows_float16: bool = False
-    shards: int = 1  # that share heads, the MLP's columns and the vocabulary (models/part.py)
+    shards: int = 1  # that share heads, the MLP's columns and the vocabulary (models/networks.py)
 
 
 @dataclass(frozen=True, slots=True)

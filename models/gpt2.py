@@ -32,7 +32,9 @@ class GPTConfig:
     n_embd: int
     norm_eps: float = 1e-5
     gelu: str = "tanh"  # torch's name of the approximation; GPT-2 uses tanh
-    shards: int = 1  # that share the heads, the MLP's columns and the vocabulary (models/part.py)
+    shards: int = (
+        1  # that share the heads, the MLP's columns and the vocabulary (models/networks.py)
+    )
 
     @property
     def head_dim(self) -> int:

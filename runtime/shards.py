@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.networks import Network
-from models.part import Part
+from models.networks import Network, Part
 
 Sum = Callable[[Tensor], Tensor]  # over ranks, of this one's part, which may be overwritten
 

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.harness.report import file_name
 from benchmarks.peers.hub import write_folder
-from model_server.gguf_writer import Keys, from_source
-from model_server.quantise import quantise
+from model_server.quantise import Keys, from_source, quantise
 from models.embedded.vocabulary import bytes_of_characters
 from models.fetch import locate
 from models.gpt2 import GPTConfig

@@ -25,8 +25,7 @@ from models.fetch import locate
 from models.gpt2 import GPT
 from models.gpt2 import embedding as vocabulary_embedding
 from models.names import RANDOM_PREFIX
-from models.networks import SHAPES, Config, Network, make
-from models.part import WHOLE, Part
+from models.networks import SHAPES, WHOLE, Config, Network, Part, make
 from models.weights.config import GELU
 from models.weights.folder import FolderSource, tensor_of
 from models.weights.gguf import GGUFSource

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from models.part import WHOLE, Part
+from models.networks import WHOLE, Part
 from seams import LoadError
 
 ALLOWED = re.compile(r"auto|cpu|cuda(:(\d+))?")

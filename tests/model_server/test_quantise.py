@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from model import LoadOptions, load_model
 from model_server.__main__ import main
-from model_server.gguf_writer import from_file
-from model_server.quantise import quantise
+from model_server.quantise import from_file, quantise
 from models.weights import loader
 from models.weights.folder import FolderSource
 from models.weights.gguf import GGUFSource

@@ -12,8 +12,7 @@ from transformers import GPT2LMHeadModel
 
 from models.fetch import locate
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
-from models.networks import GPT2_SHAPES, SHAPES
-from models.part import Part
+from models.networks import GPT2_SHAPES, SHAPES, Part
 from models.weights.folder import FolderSource
 from models.weights.loader import (
     load,

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from models.networks import Network
-from models.part import Part
+from models.networks import Network, Part
 from models.weights.folder import FolderSource
 from models.weights.loader import load
 from runtime.attention import RaggedAttention, Span

@@ -24,7 +24,7 @@ from models.names import (
     local_path,
     repository_of,
 )
-from models.part import WHOLE
+from models.networks import WHOLE
 from models.weights.loader import held_bytes, open_source
 from seams import LoadError
 from tests.models.hub import hub

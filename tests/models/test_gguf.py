@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
 
-from models.part import WHOLE, Part
+from models.networks import WHOLE, Part
 from models.weights.gguf import GGUFSource
 from models.weights.loader import held_bytes, load
 from models.weights.source import CHUNK_VALUES

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from models.part import Part
+from models.networks import Part
 from runtime.shards import SummedLinear, in_order, join
 from tests.support.process import free_port
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from model import LoadOptions, load_model
 from models.gpt2 import GPT
-from models.part import Part
+from models.networks import Part
 from runtime.gpu import choice
 from runtime.gpu.choice import GPU, DeviceFacts, choose, look
 from seams import LoadError

@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
-from models.part import Part
+from models.networks import Part
 from models.weights.loader import load_network, save_checkpoint
 from runtime.linear.layers import INT8_LAYERS
 from seams import LoadError
