@@ -9,8 +9,9 @@ thread.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, get_args
 
@@ -32,10 +33,6 @@ from deferred.jobs import Jobs
 from seams import PHASES, End
 from telemetry.stats import (
     CLASSES,
-    OF_DURATIONS,
-    OF_DURATIONS_BY_KEY,
-    OF_LENGTHS,
-    OF_TOTALS,
     Distributions,
     Histogram,
     Stats,
@@ -164,17 +161,23 @@ def _of_iterations(
 def _declared(
     totals: Totals, distributions: Distributions, manager: BatchingManager
 ) -> Iterator[Metric]:
-    for field, (name, text) in OF_TOTALS.items():
-        yield _counter(name, text, {(): getattr(totals, field)})
-    for field, (name, text) in OF_DURATIONS.items():
-        yield _histogram(name, text, _buckets({(): getattr(distributions, field)}))
-    for field, (name, text, label) in OF_DURATIONS_BY_KEY.items():
-        yield _histogram(name, text, _buckets(getattr(distributions, field)), label)
+    bounds: list[float] = []
     if manager.model is not None:
         width = manager.model.context / LENGTH_BUCKETS
         bounds = [width * i for i in range(1, LENGTH_BUCKETS + 1)]
-        for field, (name, text) in OF_LENGTHS.items():
-            yield _of_counts(name, text, bounds, getattr(distributions, field))
+    for record, field in ((each, f) for each in (totals, distributions) for f in fields(each)):
+        if "metric" not in field.metadata:
+            continue
+        name, text, label = field.metadata["metric"]
+        match getattr(record, field.name):
+            case int(value):
+                yield _counter(name, text, {(): value})
+            case Histogram() as one:
+                yield _histogram(name, text, _buckets({(): one}))
+            case Counter() as lengths if bounds:
+                yield _of_counts(name, text, bounds, lengths)
+            case dict(by_key) if label is not None:
+                yield _histogram(name, text, _buckets(by_key), label)
 
 
 def _buckets(histograms: Mapping[Any, Histogram]) -> Mapping[Any, Any]:

@@ -1,8 +1,8 @@
 """Statistics of a server: receives the records of requests and iterations, and aggregates them on
 request. The sums behind `/stats` and `/metrics` are the same.
 
-A figure is declared as a field of `Totals` or `Distributions`, with its name in `/metrics` in a
-table behind them, and `Stats` adds to it. Receiving is a few additions in the loop's thread;
+A figure is declared as a field of `Totals` or `Distributions`, with its name in `/metrics`, and
+`Stats` adds to it. Receiving is a few additions in the loop's thread;
 sorting and counting happen in the reader's thread. Memory is bounded: totals cover everything,
 percentiles and lists the newest records of the window since the last reset. No torch, no clock:
 times come with the records.
@@ -14,11 +14,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from seams import PHASES, End, IterationRecord, RequestRecord, ServiceClass, phase_of
 from telemetry.figures import Figures, Iterations, figures
@@ -48,27 +47,47 @@ class Histogram:
         return buckets
 
 
-def _by(keys: Sequence[str]) -> dict[str, Histogram]:
-    return {key: Histogram() for key in keys}
+def shown(
+    name: str, text: str, make: Callable[[], Any] = Histogram, *, label: str | None = None
+) -> Any:
+    """A field that `/metrics` shows as it is, under this name; one with keys has a label."""
+    return field(default_factory=make, metadata={"metric": (name, text, label)})
+
+
+def _by(keys: Sequence[str]) -> Callable[[], dict[str, Histogram]]:
+    return lambda: {key: Histogram() for key in keys}
 
 
 @dataclass(slots=True)
 class Distributions:
     """Of requests and iterations since the server's start; durations in seconds."""
 
-    validation: Histogram = field(default_factory=Histogram)  # from arrival to the queue
-    latency: Histogram = field(default_factory=Histogram)
-    queue: Histogram = field(default_factory=Histogram)
-    inference: Histogram = field(default_factory=Histogram)  # from admission to end
-    per_token: Histogram = field(default_factory=Histogram)  # the same per token
-    prefill: Histogram = field(default_factory=Histogram)
-    decode: Histogram = field(default_factory=Histogram)
-    ttft: dict[str, Histogram] = field(default_factory=partial(_by, CLASSES))
-    inter_token: dict[str, Histogram] = field(default_factory=partial(_by, CLASSES))
-    iterations: dict[str, Histogram] = field(default_factory=partial(_by, PHASES))
-    prompt_tokens: Counter[int] = field(default_factory=Counter)
-    max_tokens: Counter[int] = field(default_factory=Counter)
-    generated: Counter[int] = field(default_factory=Counter)
+    latency: Histogram = shown(
+        "tgi_request_duration", "From arrival to end, in seconds like all durations"
+    )
+    validation: Histogram = shown("tgi_request_validation_duration", "From arrival to the queue")
+    queue: Histogram = shown("tgi_request_queue_duration", "From arrival to admission")
+    inference: Histogram = shown("tgi_request_inference_duration", "From admission to end")
+    per_token: Histogram = shown(
+        "tgi_request_mean_time_per_token_duration", "From admission to end, per generated token"
+    )
+    prefill: Histogram = shown("eb_request_prefill_seconds", "From admission to first token")
+    decode: Histogram = shown("eb_request_decode_seconds", "From first token to last")
+    ttft: dict[str, Histogram] = shown(
+        "eb_time_to_first_token_seconds",
+        "From arrival to first token",
+        _by(CLASSES),
+        label="class",
+    )
+    inter_token: dict[str, Histogram] = shown(
+        "eb_inter_token_seconds", "Between two tokens of a request", _by(CLASSES), label="class"
+    )
+    iterations: dict[str, Histogram] = shown(
+        "tgi_batch_inference_duration", "An iteration", _by(PHASES), label="method"
+    )
+    prompt_tokens: Counter[int] = shown("tgi_request_input_length", "Tokens of the prompt", Counter)
+    max_tokens: Counter[int] = shown("tgi_request_max_new_tokens", "Requested tokens", Counter)
+    generated: Counter[int] = shown("tgi_request_generated_tokens", "Tokens generated", Counter)
     accepted: Counter[int] = field(default_factory=Counter)  # drafts of a row that drew
 
 
@@ -80,12 +99,16 @@ class Totals:
     left: int = 0  # requests whose client left before they were handled
     ended: Counter[tuple[ServiceClass, End]] = field(default_factory=Counter)
     latency_per_token_s: float = 0.0
-    preemptions: int = 0
-    looked_up_tokens: int = 0  # of prompts, in the prefix cache
-    hit_tokens: int = 0
+    preemptions: int = shown("eb_preemptions", "Preempted requests", int)
+    looked_up_tokens: int = shown(
+        "eb_prefix_cache_looked_up_tokens", "Prompt tokens looked up in the prefix cache", int
+    )
+    hit_tokens: int = shown(
+        "eb_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", int
+    )
     iterations: Counter[int] = field(default_factory=Counter)  # by number of rows
     model_s: float = 0.0
-    generated: int = 0
+    generated: int = shown("eb_generated_tokens", "Generated tokens", int)
     tokens: int = 0
     positions: int = 0  # computed, padding included
     accepted_drafts: int = 0  # also among the tokens
@@ -105,40 +128,6 @@ class Totals:
             for (service_class, end), times in self.ended.items()
             if end in ends and of in (None, service_class)
         )
-
-
-# what `/metrics` shows of these fields as they are: its name, text, and label where it has keys
-OF_TOTALS = {
-    "preemptions": ("eb_preemptions", "Preempted requests"),
-    "looked_up_tokens": (
-        "eb_prefix_cache_looked_up_tokens",
-        "Prompt tokens looked up in the prefix cache",
-    ),
-    "hit_tokens": ("eb_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
-    "generated": ("eb_generated_tokens", "Generated tokens"),
-}
-OF_DURATIONS = {
-    "latency": ("tgi_request_duration", "From arrival to end, in seconds like all durations"),
-    "validation": ("tgi_request_validation_duration", "From arrival to the queue"),
-    "queue": ("tgi_request_queue_duration", "From arrival to admission"),
-    "inference": ("tgi_request_inference_duration", "From admission to end"),
-    "per_token": (
-        "tgi_request_mean_time_per_token_duration",
-        "From admission to end, per generated token",
-    ),
-    "prefill": ("eb_request_prefill_seconds", "From admission to first token"),
-    "decode": ("eb_request_decode_seconds", "From first token to last"),
-}
-OF_DURATIONS_BY_KEY = {
-    "ttft": ("eb_time_to_first_token_seconds", "From arrival to first token", "class"),
-    "inter_token": ("eb_inter_token_seconds", "Between two tokens of a request", "class"),
-    "iterations": ("tgi_batch_inference_duration", "An iteration", "method"),
-}
-OF_LENGTHS = {
-    "prompt_tokens": ("tgi_request_input_length", "Tokens of the prompt"),
-    "max_tokens": ("tgi_request_max_new_tokens", "Requested tokens"),
-    "generated": ("tgi_request_generated_tokens", "Tokens generated"),
-}
 
 
 class Queue(Protocol):
