@@ -19,22 +19,22 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8657,
-    "benchmarks": 6366,
+    "api": 8660,
+    "benchmarks": 6365,
     "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
-    "model_server": 2154,
-    "models": 2793,
+    "model_server": 2134,
+    "models": 2789,
     "router": 5322,
-    "runtime": 5413,
+    "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30655,
+    "tests": 30652,
     "text": 1970,
-    "others": 7446,
+    "others": 7434,
 }
-PRODUCT_LINES = 40365  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40331  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
