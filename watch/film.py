@@ -16,8 +16,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from seams import KINDS
-from watch.frames import US, ArrivedColumns
-from watch.runs import RECORDED, Recorded, RunError, read_folder
+from watch.frames import RECORDED, US, ArrivedColumns, Recorded, RunError, read_folder
 
 WIDTH, MARGIN, ROW, HEAD, GAP, FOOT = 900, 14, 5, 26, 10, 62
 PLAY_S, HOLD_S = 8.0, 4.0
@@ -48,7 +47,7 @@ text{fill:#e4e8ee}.dim{fill:#98a1ad}.done{fill:#58c786}
 
 
 def film(folder: Path, modes: Sequence[str] = ()) -> str:
-    """The runs of these modes, or of all. Raises watch.runs.RunError."""
+    """The runs of these modes, or of all. Raises watch.frames.RunError."""
     runs = [run for run in read_folder(folder) if not modes or run.hello["mode"] in modes]
     if not runs:
         raise RunError(f"{folder}: no run of the modes {', '.join(modes)}")

@@ -28,15 +28,18 @@ from typing import Any, NamedTuple
 from typing_extensions import TypedDict
 
 from seams import DECODE, KINDS
-from watch.frames import US, Frame, Hello, in_us
-from watch.runs import (
+from watch.frames import (
     CLIENT,
     MODEL_SERVER,
     ROUTER,
     SERVER,
+    US,
+    Frame,
+    Hello,
     Line,
     RunError,
     files,
+    in_us,
     offset_us,
     read,
     read_lines,

@@ -16,8 +16,7 @@ from benchmarks.harness.report import cpu_name
 from benchmarks.pictures.requests import LIMIT, MODES, Case, run
 from model import LoadOptions, load_model
 from watch import film
-from watch.frames import US, Frame, Hello, make_frame
-from watch.runs import RECORDED, Recorded
+from watch.frames import RECORDED, US, Frame, Hello, Recorded, make_frame
 
 TIMES = 5
 

@@ -23,9 +23,8 @@ from telemetry.recording import as_json, event_of
 from tests.support.process import PATIENCE_S, Server
 from tests.watch.conftest import KEY
 from watch import film
-from watch.frames import Hello, make_frame
+from watch.frames import RECORDED, Hello, make_frame, read_folder
 from watch.hub import MOST_BEHIND, FullError, Hub
-from watch.runs import RECORDED, read_folder
 
 ROW = st.tuples(
     st.integers(0, 9), st.integers(0, 3), st.integers(0, 5), st.integers(0, len(KINDS) - 1)
