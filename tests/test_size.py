@@ -20,7 +20,7 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8660,
-    "benchmarks": 6365,
+    "benchmarks": 6364,
     "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5322,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30652,
+    "tests": 30651,
     "text": 1970,
-    "others": 7434,
+    "others": 7430,
 }
-PRODUCT_LINES = 40331  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40327  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
