@@ -30,7 +30,7 @@ class BrokenAnswerError(OSError):
     """The upstream sent no complete answer."""
 
 
-class Answer:
+class UpstreamAnswer:
     """An upstream's, whose body may still be arriving."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Answer:
         self.status = status
         self.headers = headers
         self.body = Body()
-        self.media_type = headers.get(b"content-type").partition(";")[0].strip().lower()
+        self.media_type = headers.text(b"content-type").partition(";")[0].strip().lower()
         length = headers.get(b"content-length")
         self.content_length = int(length) if length else None
         self.ends_with_connection = not length and not headers.get(b"transfer-encoding")
@@ -62,8 +62,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._loop = pool.loop
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._head: asyncio.Future[Answer] | None = None  # of the request that was sent
-        self._answer: Answer | None = None
+        self._head: asyncio.Future[UpstreamAnswer] | None = None  # of the request that was sent
+        self._answer: UpstreamAnswer | None = None
         self._informs = False  # what arrives is a 1xx
         self._keeps_alive = False
         self._pairs: Pairs = []
@@ -77,7 +77,9 @@ class UpstreamConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes | bytearray | Body, is_chunked: bool) -> Answer:
+    async def ask(
+        self, head: bytes, body: bytes | bytearray | Body, is_chunked: bool
+    ) -> UpstreamAnswer:
         """Sends a request; the answer when its head has arrived. Raises BrokenAnswerError,
         TimeoutError, and why `body` broke off."""
         assert self._transport is not None
@@ -206,10 +208,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._informs or self._head is None:
             return
         headers = Headers(self._pairs)
-        if headers.get(b"transfer-encoding", "chunked").lower() != "chunked":
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise BrokenAnswerError("its Transfer-Encoding is not chunked")
         self._keeps_alive = self._parser.should_keep_alive()
-        self._answer = Answer(self, status, headers)
+        self._answer = UpstreamAnswer(self, status, headers)
         self._head.set_result(self._answer)
 
     def on_body(self, data: bytes) -> None:
@@ -247,7 +249,7 @@ class Pool:
         body: bytes | bytearray | Body = b"",
         length: int | None = None,
         limit_s: float = float("inf"),
-    ) -> Answer:
+    ) -> UpstreamAnswer:
         """Sends a request; the answer when its head has arrived. `done` must follow. `length`: of a
         body that is still arriving; None: it is not known.
 
@@ -279,7 +281,7 @@ class Pool:
                 if not (again and isinstance(error, BrokenAnswerError)) or connection.has_answered:
                     raise
 
-    def done(self, answer: Answer) -> None:
+    def done(self, answer: UpstreamAnswer) -> None:
         """Keeps the connection of an answer, unless a part of it is still to come."""
         connection = answer.connection
         self._busy.discard(connection)

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from router.http.body import Body, BrokenBodyError
-from router.http.client import Answer, Pool, UnreachableError
+from router.http.client import Pool, UnreachableError, UpstreamAnswer
 from router.http.server import ClientGoneError, ClientRequest
 from router.metrics import Metrics
 from router.rules import responses
@@ -134,7 +134,7 @@ class Attempt:
         self._x = x
         self._upstream = upstream
         self._routed = routed
-        self._answer: Answer | None = None
+        self._answer: UpstreamAnswer | None = None
         self._is_stream = False
         self._takes_events = False
         self._has_begun = False
@@ -197,7 +197,7 @@ class Attempt:
         request.comes_from(answer.connection)
         return await self._receive(answer)
 
-    async def _receive(self, answer: Answer) -> Response | None:
+    async def _receive(self, answer: UpstreamAnswer) -> Response | None:
         x, outcome = self._x, outcome_of(answer.status)
         self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
         if self._is_stream:
@@ -254,7 +254,7 @@ class Attempt:
             length = None if self._is_stream else answer.content_length
             x.request.begin(answer.status, self._headers(answer), length, data)
 
-    def _headers(self, answer: Answer) -> Pairs:
+    def _headers(self, answer: UpstreamAnswer) -> Pairs:
         """Those of the answer for the client. The router's own limits replace the upstream's."""
         x, shown = self._x, answer.headers
         if x.limits:
@@ -268,7 +268,7 @@ class Attempt:
         if routed is None or answer is None or routed.state is not RequestState.PLACED:
             return
         now = monotonic()
-        self._with.dispatcher.began(routed, now, answer.headers.get(b"x-engine-load"))
+        self._with.dispatcher.began(routed, now, answer.headers.text(b"x-engine-load"))
         x.first_byte_s = x.upstream_s = now - routed.placed_at
         self._with.metrics.first_byte_seconds[self._upstream.url, x.model].observe(x.first_byte_s)
 

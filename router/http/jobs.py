@@ -60,7 +60,7 @@ def _candidates(
     if not fleet.all_probed():
         return []  # the models are not known yet
     known = list(fleet.models())
-    model = request.headers.get(b"x-model") or config.default_model
+    model = request.headers.text(b"x-model") or config.default_model
     if model:
         if fleet.complete():
             return fleet.serving(model) or errors.unknown_model(model, known)

@@ -26,7 +26,7 @@ from router.http.server import ClientGoneError, ClientRequest
 from router.metrics import Metrics
 from router.rules.load import RequestWork
 from router.rules.messages import errors, headers
-from router.rules.messages.errors import Problem, Response
+from router.rules.messages.errors import Problem, RefusalError, Response
 from router.rules.messages.request_body import (
     RequestBody,
     parse_body,
@@ -59,16 +59,9 @@ class Failed(NamedTuple):
     response: Response
 
 
-class RefusedError(Exception):
-    """The router answers itself."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-
 def key_of(request: ClientRequest) -> bytes:
     """The request's bearer token, whose bytes may be any."""
-    return bearer_key(request.headers.get(b"authorization")).encode(errors="surrogateescape")
+    return bearer_key(request.headers.text(b"authorization")).encode(errors="surrogateescape")
 
 
 def holds_key(request: ClientRequest, keys: tuple[str, ...]) -> bool:
@@ -124,10 +117,11 @@ class Proxy:
     async def handle(self, answering: Answering, request: ClientRequest) -> Response | None:
         """Answers one request in the way of `infer`, `relay` or `tokenize`, whatever happens. If
         the client leaves, its place and its memory are freed."""
-        given = request.headers.get(b"x-request-id")
+        given = request.headers.text(b"x-request-id")
         x = ProxiedRequest(request, monotonic(), request_id(given, prefix="req-"))
         if self._tracing is not None:
-            x.trace = self._tracing.serve(request.method, dict(request.headers.items()), time_ns())
+            sent = {name.decode("latin-1"): request.headers.text(name) for name in request.headers}
+            x.trace = self._tracing.serve(request.method, sent, time_ns())
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -137,7 +131,7 @@ class Proxy:
             response = await answering(x)
             status = response.status if response is not None else request.status
             return response
-        except RefusedError as refused:
+        except RefusalError as refused:
             status = refused.problem.status
             return self._refusal(x, refused.problem)
         except ClientGoneError:
@@ -169,9 +163,9 @@ class Proxy:
         if self.draining:
             problem = errors.unavailable("The router is shutting down.", "shutting_down")
             problem.headers["Connection"] = "close"
-            raise RefusedError(problem)
+            raise RefusalError(problem)
         if self._config.api_keys and not holds_key(request, self._config.api_keys):
-            raise RefusedError(errors.no_key("A valid API key is required."))
+            raise RefusalError(errors.no_key("A valid API key is required."))
 
     def _refusal(self, x: ProxiedRequest, problem: Problem) -> Response:
         response = errors.response(problem, x.request.path, openai=x.openai)
@@ -191,7 +185,7 @@ class Proxy:
         """A request about files, batches or stored responses."""
         upstream = jobs.choose(self._config, self._dispatcher.fleet, x.request, monotonic())
         if isinstance(upstream, Problem):
-            raise RefusedError(upstream)
+            raise RefusalError(upstream)
         body = x.request.body if x.request.has_body else bytearray()
         result = await self._attempt(x, upstream, body, self._config.stream_idle)
         return result.response if isinstance(result, Failed) else result
@@ -203,7 +197,7 @@ class Proxy:
         fleet, now = self._dispatcher.fleet, monotonic()
         having = fleet.serving(x.model)
         if not having and fleet.complete():
-            raise RefusedError(errors.unknown_model(x.model, list(fleet.models())))
+            raise RefusalError(errors.unknown_model(x.model, list(fleet.models())))
         result: Failed | Response | None = None
         usable = [upstream for upstream in having if upstream.usable(now)]
         for upstream in sorted(usable, key=lambda upstream: upstream.in_flight):
@@ -213,7 +207,7 @@ class Proxy:
         if isinstance(result, Failed):
             return result.response
         message = f"No upstream with {x.model} is ready."
-        raise RefusedError(errors.unavailable(message, "no_upstream_ready"))
+        raise RefusalError(errors.unavailable(message, "no_upstream_ready"))
 
     async def infer(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
@@ -226,7 +220,7 @@ class Proxy:
                 # the failure of an attempt explains more to the client than the refusal
                 if failed is not None:
                     return failed.response
-                raise RefusedError(self._explain(routed))
+                raise RefusalError(self._explain(routed))
             upstream = routed.placed_on()
             result = await self._attempt(x, upstream, x.body, self._config.timeout / 1000)
             if not isinstance(result, Failed):
@@ -265,16 +259,19 @@ class Proxy:
         # clients of one address differ only in a key that was checked
         key = key_of(x.request) if self._config.api_keys else b""
         client = f"{key!r}" if key else x.request.remote or "unknown"
-        priority = body.priority
+        priority = priority_in(body.priority)
         if priority is None:
-            priority = priority_in(sent.get(b"x-priority").encode(errors="surrogateescape")) or 0
+            priority = priority_in(sent.get(b"x-priority", b"")) or 0
         beginnings: Sequence[int] = ()
         if self._by_prefix:
-            session = sent.get(b"x-session-id").encode(errors="surrogateescape")
+            session = sent.get(b"x-session-id", b"")
             beginnings = prefixes(session or body.session, body.prompt)
-        only = None
-        if body.previous:
-            only = jobs.keeper(self._config, self._dispatcher.fleet, body.previous)
+        previous, prompt, only = body.previous, body.prompt, None
+        if previous:
+            only = jobs.keeper(self._config, self._dispatcher.fleet, previous)
+        user = client
+        if not key:
+            user = (sent.text(b"x-user-id") or body.user_name or client)[:256]
         return RoutedRequest(
             x.model,
             body.deferred,
@@ -283,21 +280,21 @@ class Proxy:
             client,
             body.is_repeatable(x.request.path),
             max(priority, self._config.max_priority),
-            client if key else (sent.get(b"x-user-id") or body.user or client)[:256],
-            RequestWork(len(body.prompt), body.max_tokens),
+            user,
+            RequestWork(len(prompt), body.max_tokens),
         )
 
     # --- the body --------------------------------------------------------------------------------
 
     async def _read(self, x: ProxiedRequest) -> RequestBody:
-        """Reads body and model. Raises RefusedError."""
+        """Reads body and model. Raises RefusalError."""
         if not headers.is_plain(x.request.headers):
-            raise RefusedError(errors.invalid("Compressed request bodies are not accepted.", 415))
+            raise RefusalError(errors.invalid("Compressed request bodies are not accepted.", 415))
         await self._read_body(x)
         try:
             body = parse_body(x.body)
         except ValueError as error:
-            raise RefusedError(errors.invalid(str(error))) from None
+            raise RefusalError(errors.invalid(str(error))) from None
         x.openai = x.request.path == "/tokenize" and not body.in_tgis_field
         model = body.model or self._named(x.request)
         if model in PLACEHOLDERS and len(known := self._dispatcher.fleet.models()) == 1:
@@ -316,15 +313,15 @@ class Proxy:
         def take(data: bytes) -> None:
             x.body += data
             if len(x.body) > limit:
-                raise RefusedError(too_large)
+                raise RefusalError(too_large)
             more = announced - len(x.body)
             if not self._buffers.take(x, len(data)) or not self._buffers.fits(more):
-                raise RefusedError(errors.buffers_full())
+                raise RefusalError(errors.buffers_full())
 
         if announced > limit:
-            raise RefusedError(too_large)
+            raise RefusalError(too_large)
         if not self._buffers.fits(announced):
-            raise RefusedError(errors.buffers_full())
+            raise RefusalError(errors.buffers_full())
         try:
             if body.is_whole:
                 await body.flow(take)
@@ -332,25 +329,25 @@ class Proxy:
                 async with asyncio.timeout(self._config.client_idle):
                     await body.flow(take)
         except BrokenBodyError as error:
-            raise RefusedError(errors.broken_body(error)) from None
+            raise RefusalError(errors.broken_body(error)) from None
         except TimeoutError:
-            raise RefusedError(errors.too_slow()) from None
+            raise RefusalError(errors.too_slow()) from None
 
     def _named(self, request: ClientRequest) -> str:
-        """The model of a request whose body names none. Raises RefusedError."""
+        """The model of a request whose body names none. Raises RefusalError."""
         if engine := ENGINE.fullmatch(request.path):
             return engine[1]
-        if model := request.headers.get(b"x-model") or self._config.default_model:
+        if model := request.headers.text(b"x-model") or self._config.default_model:
             return model
         known = list(self._dispatcher.fleet.models())
         if len(known) == 1:
             return known[0]
         if not known and not self._dispatcher.fleet.complete():
-            raise RefusedError(errors.unavailable("No upstream is known yet.", "no_upstream_ready"))
+            raise RefusalError(errors.unavailable("No upstream is known yet.", "no_upstream_ready"))
         available = ", ".join(known) or "none"
         message = f"'model' (or X-Model) is required, all available models: {available}."
         kind = "invalid_request_error"
-        raise RefusedError(Problem(422, kind, "model_required", message, "model"))
+        raise RefusalError(Problem(422, kind, "model_required", message, "model"))
 
     def model_for(self, name: str) -> str:
         """The model of that name, or the one that its aliases name for now."""

@@ -73,9 +73,9 @@ class Routes:
         sent = request.headers
         refused = self._rules.refusal(
             request.method,
-            sent.get(b"host").replace(", ", ","),
-            sent.get(b"origin").replace(", ", ","),
-            sent.get(b"sec-fetch-site").replace(", ", ","),
+            sent.text(b"host").replace(", ", ","),
+            sent.text(b"origin").replace(", ", ","),
+            sent.text(b"sec-fetch-site").replace(", ", ","),
         )
         if refused is not None:
             return errors.invalid(refused, 403, "forbidden")
@@ -114,13 +114,13 @@ class Routes:
         given = {name.lower() for name, _ in headers}
         own: dict[str, str] = {}
         if b"x-request-id" not in given:
-            own[HEADER] = request_id(request.headers.get(b"x-request-id"), prefix="req-")
+            own[HEADER] = request_id(request.headers.text(b"x-request-id"), prefix="req-")
         if b"date" not in given:
             own["Date"] = formatdate(usegmt=True)
         if self._origins:
             sent = request.headers
             granted, vary = response_headers(
-                self._origins, request.method, lambda name: sent.get(name.lower().encode()) or None
+                self._origins, request.method, lambda name: sent.text(name.lower().encode()) or None
             )
             own |= granted
             if vary:

@@ -18,7 +18,7 @@ import httptools
 from router import log
 from router.http.body import Body, BrokenBodyError
 from router.rules.messages import errors
-from router.rules.messages.errors import Problem, Response
+from router.rules.messages.errors import Problem, RefusalError, Response
 from router.rules.messages.headers import Headers, Pairs
 
 if TYPE_CHECKING:
@@ -33,19 +33,12 @@ MOST_AHEAD_AT_ONCE = 1024  # that arrive with one piece, whose reading cannot be
 BYTES_PER_S = 64 * 1024  # that a client must read
 # How long the rest of a refused body is read, so that the client sees the refusal.
 LINGER_S = 2.0
-CONTINUE = "100-continue"
+CONTINUE = b"100-continue"
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class ClientGoneError(ConnectionError):
     """The client closed its connection or stopped reading."""
-
-
-class UnreadableError(Exception):
-    """The request cannot be read any further."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
 
 
 class ClientRequest:
@@ -65,7 +58,7 @@ class ClientRequest:
     ) -> None:
         self._connection = connection
         self._chunked = False
-        self.expects = headers.get(b"expect").lower() == CONTINUE
+        self.expects = headers.get(b"expect", b"").lower() == CONTINUE
         self.method = method
         self.headers = headers
         self.body = Body(connection)
@@ -188,7 +181,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, UnreadableError):
+            if not isinstance(cause, RefusalError):
                 log.LOGGER.exception("internal error")
                 self.drop()
                 return
@@ -269,14 +262,14 @@ class Connection(asyncio.Protocol):
         if not self._requests:
             self.set_waiting(True)
         elif len(self._requests) > MOST_AHEAD_AT_ONCE:
-            raise UnreadableError(errors.invalid("Too many requests before an answer."))
+            raise RefusalError(errors.invalid("Too many requests before an answer."))
 
     def on_url(self, url: bytes) -> None:
         if self._replays:
             return
         self._target += url
         if len(self._target) > MAX_LINE_BYTES:
-            raise UnreadableError(_head_too_long())
+            raise RefusalError(_head_too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -285,7 +278,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         long = max(len(name) + len(value), self._head_bytes - MAX_HEAD_BYTES + MAX_LINE_BYTES)
         if long > MAX_LINE_BYTES or len(self._pairs) > MAX_HEADERS:
-            raise UnreadableError(_head_too_long())
+            raise RefusalError(_head_too_long())
 
     def on_headers_complete(self) -> None:
         if self._replays:
@@ -401,16 +394,16 @@ class Connection(asyncio.Protocol):
 
 
 def _judge(request: ClientRequest, version: str) -> None:
-    """Reads from the head how its body is framed. Raises UnreadableError."""
+    """Reads from the head how its body is framed. Raises RefusalError."""
     headers = request.headers
     request.is_http11 = version == "1.1"
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if version not in ("1.0", "1.1"):
-        raise UnreadableError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
+        raise RefusalError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
     if request.method == "CONNECT" or not request.target.startswith((b"/", b"*")):
-        raise UnreadableError(errors.invalid("The request's target must be a path."))
-    if encoding and (encoding.lower() != "chunked" or not request.is_http11):
-        raise UnreadableError(errors.invalid("The only Transfer-Encoding is chunked."))
+        raise RefusalError(errors.invalid("The request's target must be a path."))
+    if encoding and (encoding.lower() != b"chunked" or not request.is_http11):
+        raise RefusalError(errors.invalid("The only Transfer-Encoding is chunked."))
     request.content_length = int(length) if length else None
     request.has_body = bool(encoding or request.content_length)
 

@@ -28,6 +28,13 @@ class Problem:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+class RefusalError(Exception):
+    """The router answers with a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
 @dataclass(slots=True)
 class Response:
     """A complete answer."""

@@ -13,6 +13,7 @@ from tests.support.official import official
 from tests.support.process import PATIENCE_S
 
 EVENTS = b'data: {"text": "a"}\n\ndata: [DONE]\n\n'
+HALF_BODY = rb'{"model": "m", "prompt": "\ud800", "\uDEAD": "\\\ud83d"}'
 ODD_BODY = '{"model" : "m",\n "prompt":"\\u00e9 é 🚀", "n": 1.0, "n": 2 , "x":[ ]}'.encode()
 
 
@@ -24,7 +25,11 @@ PATHS = [
 
 def test_bodies_and_paths_pass_byte_for_byte(shared: Pair) -> None:
     large = json.dumps({"model": "m", "prompt": [*range(300_000)]}).encode()
-    for path, body in [(PATHS[0], large), *((path, ODD_BODY) for path in PATHS)]:
+    for path, body in [
+        (PATHS[0], large),
+        (PATHS[0], HALF_BODY),
+        *((path, ODD_BODY) for path in PATHS),
+    ]:
         answer = shared.router.post(path, data=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200
         assert (shared.upstream.bodies[-1], shared.upstream.paths[-1]) == (body, path)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.rules.messages.headers import Headers, to_client, to_upstream
-from router.rules.messages.request_body import parse_body
+from router.rules.messages.request_body import parse_body, renamed
 from router.rules.messages.sse import whole_events
 
 # RFC 9110, 7.6.1, and the fields of proxies that are meant for the next hop only
@@ -74,9 +74,30 @@ def test_a_body_is_read_as_the_standard_library_reads_it(
     except UnicodeEncodeError:  # a lone surrogate is no text that could be sent
         return
     read = parse_body(body)
-    assert read.model == (fields.get("model") or None)
+    assert read.model == fields.get("model")
     deferred = fields.get("service_tier") == "flex" or fields.get("class") == "deferred"
     assert read.deferred == deferred
+
+
+ESCAPES = st.sampled_from(
+    [r"\ud800", r"\udfff", r"\uD83D\ude00", r"\\", r"\n", r"\u00e9", "ud800", "udc00", "/"]
+)
+
+
+@given(st.lists(ESCAPES, max_size=8).map("".join), st.lists(ESCAPES, max_size=4).map("".join))
+def test_a_body_with_half_a_surrogate_pair_is_read_and_may_get_another_model(
+    text: str, name: str
+) -> None:
+    body = f'{{"model": "m", "{name}": "{text}", "max_tokens": 3}}'.encode()
+    read = parse_body(body)
+    assert (read.model, read.max_tokens) == ("m", 3)
+    given, sent = (json.loads(one) for one in (body, renamed(body, "other")))
+    halves_replaced = [
+        value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for value in given.values()
+        if isinstance(value, str)
+    ]
+    assert [*sent.values()] == ["other", *halves_replaced[1:], 3]
 
 
 @pytest.mark.parametrize(
