@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,12 @@ def run(config: RouterConfig) -> None:
     )[0]
     with socket.create_server((address[0], config.port), family=family, backlog=BACKLOG) as found:
         _tell_address(found.getsockname())
-        WorkerSupervisor(found, config.workers, lambda seat: uvloop.run(serve(config, seat))).run()
+        work = partial(_work, config)
+        asyncio.run(WorkerSupervisor(found, config.workers, work).run())
+
+
+def _work(config: RouterConfig, seat: Seat) -> None:
+    uvloop.run(serve(config, seat))
 
 
 def _tell_address(address: tuple[Any, ...]) -> None:

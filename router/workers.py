@@ -1,9 +1,9 @@
 """Several processes as one router: `--workers N`.
 
 The first process answers nothing. It accepts connections and hands them to the workers in turn,
-replaces a worker that died, and lets each of them ask all: for their figures, and for a change that
-an operator wants. It keeps the changes, for workers that start later. If it dies, the workers end
-as at SIGTERM.
+replaces a worker that died or hangs, and lets each of them ask all: for their figures, and for a
+change that an operator wants. It keeps the changes, for workers that start later. If it dies, the
+workers end as at SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import signal
 import socket
 import time
@@ -26,7 +25,8 @@ from router import log
 
 BACKLOG = 4096
 ACCEPTED_AT_ONCE = 32
-SENDS_WITHIN_S = 1.0  # to a worker, which reads all the time
+LOOK_S = 1.0  # between pings of all workers
+HANGS_LOOKS, STARTS_LOOKS = 5, 60  # without an answer, after which a worker is killed
 ANSWER_WITHIN_S = 5.0
 EARLY_S = 5.0  # a worker that dies earlier is replaced after RESTART_S
 RESTART_S = 1.0
@@ -53,7 +53,7 @@ class Workers:
 
     def __init__(self, seat: Seat | None) -> None:
         self.seat = seat
-        self.does: dict[str, Callable[[Any], Any]] = {}
+        self.does: dict[str, Callable[[Any], Any]] = {"ping": lambda _: None}
         self._asked: dict[int, asyncio.Future[list[Any]]] = {}
         self._count = 0
         self._hub: asyncio.StreamWriter | None = None
@@ -128,18 +128,23 @@ class WorkerProcess:
     pid: int
     started_s: float
     clients: socket.socket
-    hub: socket.socket
-    came: bytes = b""
+    hub: asyncio.StreamWriter
+    has_answered: bool = False
+
+    def tell(self, **message: Any) -> None:
+        self.hub.write(_line(**message))
 
 
 @dataclass(slots=True)
 class Question:
-    """What a worker asked, and the workers whose answers are missing."""
+    """What a worker asked, and the workers whose answers are missing. `looks`: how often the first
+    process has seen it without all answers. Not a time: it may have been stopped itself."""
 
     by: WorkerProcess | None
     number: int
     missing: set[WorkerProcess]
     values: list[Any] = field(default_factory=list)
+    looks: int = 0
 
 
 class WorkerSupervisor:
@@ -150,41 +155,37 @@ class WorkerSupervisor:
         self._count = count
         self._work = work
         self._workers: dict[int, WorkerProcess] = {}  # by number
-        self._due: dict[int, float] = dict.fromkeys(range(count), 0.0)  # to be started
         self._turn = 0
         self._questions: dict[int, Question] = {}
         self._asked = 0
         self._changes: list[dict[str, Any]] = []
+        self._ends: set[socket.socket] = set()  # this process's, of what workers hear
+        self._serving: set[asyncio.Task[None]] = set()
         self._ending = False
-        self._selector = selectors.DefaultSelector()
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Returns when SIGTERM or SIGINT came and all workers have ended."""
-        wakes, woken = socket.socketpair()
-        for end in (wakes, woken, self._listener):
-            end.setblocking(False)
-        for awaited in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(awaited, lambda *_: None)
-        signal.set_wakeup_fd(wakes.fileno())
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(woken, selectors.EVENT_READ, lambda: self._signals(woken))
-        while self._workers or not self._ending:
-            now_s = time.monotonic()
-            for number in [n for n, due_s in self._due.items() if due_s <= now_s]:
-                del self._due[number]
-                self._start(number)
-            for key, _ in self._selector.select(RESTART_S if self._due else None):
-                key.data()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        for awaited in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(awaited, self._end)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reread)
+        self._listener.setblocking(False)
+        for number in range(self._count):
+            self._start(number)
+        self._look()
+        await self._ended
         log.event(logging.INFO, "all workers ended")
 
     def _start(self, number: int) -> None:
+        if self._ending:
+            return
         clients, own_clients = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hub, own_hub = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            others = [end for w in self._workers.values() for end in (w.clients, w.hub)]
-            for end in (self._listener, clients, hub, *others):
+            for end in (self._listener, clients, hub, *self._ends):
                 end.close()
             own_clients.setblocking(False)
             status = 1
@@ -198,12 +199,39 @@ class WorkerSupervisor:
         own_clients.close()
         own_hub.close()
         clients.setblocking(False)
-        hub.settimeout(SENDS_WITHIN_S)
-        worker = WorkerProcess(number, pid, time.monotonic(), clients, hub)
+        self._ends |= {clients, hub}
+        serving = self._loop.create_task(self._serve(number, pid, clients, hub))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    async def _serve(
+        self, number: int, pid: int, clients: socket.socket, hub: socket.socket
+    ) -> None:
+        """Hears a worker until it ends, and replaces it."""
+        reader, writer = await asyncio.open_unix_connection(sock=hub, limit=MOST_BYTES)
+        worker = WorkerProcess(number, pid, time.monotonic(), clients, writer)
         self._workers[number] = worker
-        self._selector.register(hub, selectors.EVENT_READ, lambda: self._read(worker))
+        self._loop.add_reader(self._listener, self._accept)
         for change in self._changes:
             self._put(None, 0, change, [worker])
+        if self._ending:
+            os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(OSError):
+            async for line in reader:
+                self._hear(worker, json.loads(line))
+        writer.close()
+        clients.close()
+        self._ends -= {clients, hub}
+        del self._workers[number]
+        _, status = os.waitpid(pid, 0)
+        for asked in [n for n, q in self._questions.items() if worker in q.missing]:
+            self._answered(asked, worker)
+        if not self._ending:
+            log.event(logging.ERROR, "worker ended", worker=number, status=status)
+            early = time.monotonic() - worker.started_s < EARLY_S
+            self._loop.call_later(RESTART_S if early else 0.0, self._start, number)
+        elif not self._workers:
+            self._ended.set_result(None)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -220,36 +248,37 @@ class WorkerSupervisor:
                             socket.send_fds(worker.clients, [b"c"], [client.fileno()])
                             break
 
-    def _signals(self, woken: socket.socket) -> None:
-        for number in woken.recv(64):
-            if number == signal.SIGHUP:
-                self._change({"name": "reread", "argument": None})
-                self._put(None, 0, self._changes[-1], [*self._workers.values()])
-            elif number in (signal.SIGTERM, signal.SIGINT):
-                self._ending = True
-                self._due.clear()
-                for worker in self._workers.values():
-                    os.kill(worker.pid, signal.SIGTERM)
+    def _end(self) -> None:
+        self._ending = True
+        for worker in self._workers.values():
+            os.kill(worker.pid, signal.SIGTERM)
+        if not self._serving and not self._ended.done():
+            self._ended.set_result(None)
 
-    def _read(self, worker: WorkerProcess) -> None:
-        try:
-            data = worker.hub.recv(2**20)
-        except OSError:
-            data = b""
-        if not data:
-            self._ended(worker)
+    def _look(self) -> None:
+        """Kills a worker that hangs."""
+        if self._ending:
             return
-        *lines, worker.came = (worker.came + data).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            if "ask" in told:
-                what = {"name": told["name"], "argument": told["argument"]}
-                if told["name"] in CHANGES:
-                    self._change(what)
-                self._put(worker, told["ask"], what, [*self._workers.values()])
-            elif question := self._questions.get(told["did"]):
-                question.values.append(told["value"])
-                self._answered(told["did"], worker)
+        self._loop.call_later(LOOK_S, self._look)
+        for question in self._questions.values():
+            question.looks += 1
+            for worker in question.missing:
+                if question.looks > (HANGS_LOOKS if worker.has_answered else STARTS_LOOKS):
+                    log.event(logging.ERROR, "worker hangs", worker=worker.number)
+                    os.kill(worker.pid, signal.SIGKILL)
+        if self._workers:
+            self._put(None, 0, {"name": "ping", "argument": None}, [*self._workers.values()])
+
+    def _hear(self, worker: WorkerProcess, told: dict[str, Any]) -> None:
+        if "ask" in told:
+            what = {"name": told["name"], "argument": told["argument"]}
+            if told["name"] in CHANGES:
+                self._keep(what)
+            self._put(worker, told["ask"], what, [*self._workers.values()])
+        elif question := self._questions.get(told["did"]):
+            worker.has_answered = True
+            question.values.append(told["value"])
+            self._answered(told["did"], worker)
 
     def _put(
         self,
@@ -261,18 +290,22 @@ class WorkerSupervisor:
         self._asked += 1
         self._questions[self._asked] = Question(by, number, set(to))
         for worker in to:
-            self._send(worker, _line(do=self._asked, **question))
+            worker.tell(do=self._asked, **question)
 
     def _answered(self, number: int, worker: WorkerProcess) -> None:
         question = self._questions[number]
         question.missing.discard(worker)
         if not question.missing:
             del self._questions[number]
-            if question.by is not None:
-                self._send(question.by, _line(all=question.number, values=question.values))
+            if question.by is not None and question.by in self._workers.values():
+                question.by.tell(all=question.number, values=question.values)
 
-    def _change(self, change: dict[str, Any]) -> None:
-        """Keeps it. A server that is removed needs no earlier change."""
+    def _reread(self) -> None:
+        self._keep({"name": "reread", "argument": None})
+        self._put(None, 0, self._changes[-1], [*self._workers.values()])
+
+    def _keep(self, change: dict[str, Any]) -> None:
+        """A server that is removed needs no earlier change."""
         if change["argument"] is not None and change["argument"][0] == "remove":
             url = change["argument"][1]["url"]
             changes = self._changes
@@ -280,23 +313,3 @@ class WorkerSupervisor:
                 c for c in changes if not c["argument"] or c["argument"][1]["url"] != url
             ]
         self._changes.append(change)
-
-    @staticmethod
-    def _send(worker: WorkerProcess, line: bytes) -> None:
-        try:
-            worker.hub.sendall(line)
-        except OSError:  # it reads no more: its end is seen, and it is replaced
-            os.kill(worker.pid, signal.SIGKILL)
-
-    def _ended(self, worker: WorkerProcess) -> None:
-        self._selector.unregister(worker.hub)
-        worker.hub.close()
-        worker.clients.close()
-        del self._workers[worker.number]
-        _, status = os.waitpid(worker.pid, 0)
-        for number in [n for n, q in self._questions.items() if worker in q.missing]:
-            self._answered(number, worker)
-        if not self._ending:
-            log.event(logging.ERROR, "worker ended", worker=worker.number, status=status)
-            early = time.monotonic() - worker.started_s < EARLY_S
-            self._due[worker.number] = time.monotonic() + (RESTART_S if early else 0.0)

@@ -84,6 +84,18 @@ def test_a_change_reaches_every_worker_and_one_that_replaces_a_dead_one(
     assert set(router.upstreams()) == {second.url, third.url}
 
 
+def test_a_worker_that_hangs_is_replaced(net: Net) -> None:
+    router = started(net, net.upstream(), max_connect_per_upstream=COUNT)
+    assert router.upstreams(), "what every worker has answered"
+    before = pids(router)
+    hung = min(before)
+    os.kill(hung, signal.SIGSTOP)
+    eventually(lambda: len(pids(router) - before) == 1, "a new worker")
+    assert len(router.logged("worker ended")) == 1
+    assert pids(router) >= before - {hung}
+    assert all(router.post().ok for _ in range(2 * COUNT))
+
+
 def test_sigterm_drains_all_workers(net: Net) -> None:
     upstream = net.upstream(hold_after=1)
     router = started(net, upstream, max_connect_per_upstream=COUNT)
