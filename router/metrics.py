@@ -1,19 +1,54 @@
 """Prometheus metrics of the router. Gauges are read from the state when they are scraped."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from router.dispatching import AsyncDispatcher
+from router.rules.dispatch import Dispatcher
+from router.rules.upstream import Upstream
 from router.workers import Workers
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
+_OF_BOTH = ("upstream", "model")
 
+# Gauges of an upstream; None: not known.
+_GAUGES: dict[str, tuple[str, Callable[[Upstream, float], float | None]]] = {
+    "in_flight": ("Requests on the upstream", lambda u, now: u.in_flight),
+    "ready": ("1 if its probes succeed", lambda u, now: u.ready),
+    "breaker_state": (
+        "0 closed, 1 half-open, 2 open",
+        lambda u, now: u.breaker.state(now).value,
+    ),
+    "latency_seconds": (
+        "Moving average of the time to first byte",
+        lambda u, now: u.latency_s or 0.0,
+    ),
+    "outstanding_tokens": (
+        "Tokens to compute; a generated one counts twice",
+        lambda u, now: u.load.work(now),
+    ),
+    "tokens_per_second": (
+        "That a request alone would get, as measured; 0: not known",
+        lambda u, now: u.load.rate or 0.0,
+    ),
+    "told_waiting": (
+        "Requests that the upstream said are waiting",
+        lambda u, now: u.load.told.get("waiting"),
+    ),
+    "told_running": (
+        "Requests that the upstream said are running",
+        lambda u, now: u.load.told.get("running"),
+    ),
+    "told_free_blocks": (
+        "Blocks of KV memory that the upstream said are free",
+        lambda u, now: u.load.told.get("free_blocks"),
+    ),
+}
 
 M = TypeVar("M", Counter, Histogram)
 
@@ -26,58 +61,50 @@ class Series(dict[tuple[str, ...], M]):
         self.metric: M = metric
 
     def __missing__(self, values: tuple[str, ...]) -> M:
-        one: M = self.metric.labels(*values)
+        one: M = self.metric.labels(*values) if values else self.metric
         self[values] = one
         return one
+
+
+@dataclass(frozen=True)
+class _Families:
+    """What prometheus_client can write."""
+
+    collect: Callable[[], list[Metric]]
 
 
 class Metrics:
     """Label values are existing upstreams and models, so their number is bounded."""
 
-    def __init__(self, dispatcher: AsyncDispatcher, workers: Workers) -> None:
+    def __init__(self, dispatcher: Dispatcher, workers: Workers) -> None:
         self._dispatcher = dispatcher
         self._workers = workers
         number = None if workers.seat is None else str(workers.seat.number)
         workers.does["metrics"] = lambda _: (number, self._read())
         self._shown: set[str] = set()
         self._registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Responses sent", *_OF_BOTH, "status")
+        self.refused = self._counter("refused", "Requests that the router refused", "reason")
+        text = "Clients that left before their response ended"
+        self.departed = self._counter("departed", text)[()]
+        text = "Responses that broke off after their first byte"
+        self.broken = self._counter("broken_answers", text, *_OF_BOTH)
+        text = "Requests sent elsewhere after they failed on this upstream"
+        self.retries = self._counter("retries", text, *_OF_BOTH)
+        self.queue_seconds = self._seconds("queue", "Wait for a free upstream", "model")
+        text = "From sending the request to the first byte of the response's body"
+        self.first_byte_seconds = self._seconds("first_byte", text, *_OF_BOTH)
+        text = "Time that the router adds until the response begins, without queue and upstream"
+        self.added_seconds = self._seconds("added", text, buckets=_OVERHEAD)[()]
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"eb_router_{name}", text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Series[Counter]:
+        return Series(Counter(f"eb_router_{name}", text, labels, registry=self._registry))
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            name = f"eb_router_{name}_seconds"
-            return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
-
-        of_both = ("upstream", "model")
-        self.requests = Series(counter("requests", "Responses sent", *of_both, "status"))
-        self.refused = Series(counter("refused", "Requests that the router refused", "reason"))
-        self.departed = counter("departed", "Clients that left before their response ended")
-        self.broken = Series(
-            counter("broken_answers", "Responses that broke off after their first byte", *of_both)
-        )
-        self.retries = Series(
-            counter(
-                "retries", "Requests sent elsewhere after they failed on this upstream", *of_both
-            )
-        )
-        self.queue_seconds = Series(
-            histogram("queue", "Wait for a free upstream", _SECONDS, "model")
-        )
-        self.first_byte_seconds = Series(
-            histogram(
-                "first_byte",
-                "From sending the request to the first byte of the response's body",
-                _SECONDS,
-                *of_both,
-            )
-        )
-        self.added_seconds = histogram(
-            "added",
-            "Time that the router adds until the response begins, without queue and upstream",
-            _OVERHEAD,
-        )
-        self._registry.register(_State(dispatcher))
+    def _seconds(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
+    ) -> Series[Histogram]:
+        name = f"eb_router_{name}_seconds"
+        return Series(Histogram(name, text, labels, buckets=buckets, registry=self._registry))
 
     async def text(self) -> bytes:
         """The metrics in the exposition format. Of several workers, each has series of its own."""
@@ -88,9 +115,7 @@ class Metrics:
                 family = found.setdefault(name, Metric(name, text, kind))
                 for sample, labels, value in samples:
                     family.add_sample(sample, labels | label, value)
-        shown = CollectorRegistry()
-        shown.register(_Read(found.values()))
-        return generate_latest(shown)
+        return generate_latest(_Families(lambda: [*found.values()]))
 
     def _read(self) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
         """This worker's metrics, without upstreams that are gone."""
@@ -103,59 +128,19 @@ class Metrics:
         self._shown = present
         return [
             (f.name, f.documentation, f.type, [(s.name, s.labels, s.value) for s in f.samples])
-            for f in self._registry.collect()
+            for f in (*self._registry.collect(), *self._gauges())
         ]
 
-
-class _Read(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-class _State(Collector):
-    def __init__(self, dispatcher: AsyncDispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("eb_router_waiting", "Requests in the queue", labels=["model"])
         counts = self._dispatcher.waiting()
-        known = self._dispatcher.fleet.models()
-        for model in known:
+        for model in self._dispatcher.fleet.models():
             waiting.add_metric([model], counts.get(model, 0))
         yield waiting
-        gauges = {
-            name: GaugeMetricFamily(f"eb_router_{name}", text, labels=["upstream"])
-            for name, text in (
-                ("in_flight", "Requests on the upstream"),
-                ("ready", "1 if its probes succeed"),
-                ("breaker_state", "0 closed, 1 half-open, 2 open"),
-                ("latency_seconds", "Moving average of the time to first byte"),
-                ("outstanding_tokens", "Tokens to compute; a generated one counts twice"),
-                ("tokens_per_second", "That a request alone would get, as measured; 0: not known"),
-                ("told_waiting", "Requests that the upstream said are waiting"),
-                ("told_running", "Requests that the upstream said are running"),
-                ("told_free_blocks", "Blocks of KV memory that the upstream said are free"),
-            )
-        }
         now = monotonic()
-        for upstream in self._dispatcher.fleet:
-            gauges["in_flight"].add_metric([upstream.url], upstream.in_flight)
-            gauges["ready"].add_metric([upstream.url], upstream.ready)
-            gauges["breaker_state"].add_metric([upstream.url], upstream.breaker.state(now).value)
-            gauges["latency_seconds"].add_metric([upstream.url], upstream.latency_s or 0.0)
-            load = upstream.load
-            gauges["outstanding_tokens"].add_metric([upstream.url], load.work(now))
-            rate = load.rate or 0.0
-            gauges["tokens_per_second"].add_metric([upstream.url], rate)
-            for name, count in load.told.items():
-                gauges[f"told_{name}"].add_metric([upstream.url], count)
-        yield from gauges.values()
+        for name, (text, value) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"eb_router_{name}", text, labels=["upstream"])
+            for upstream in self._dispatcher.fleet:
+                if (shown := value(upstream, now)) is not None:
+                    gauge.add_metric([upstream.url], shown)
+            yield gauge

@@ -1,11 +1,13 @@
 """The operator's API: `/upstreams`, `/health`, `/live`, `/metrics`, and the list of all models."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
@@ -17,7 +19,7 @@ from router.metrics import Metrics
 from router.rules.breaker import BreakerState
 from router.rules.fleet import ADMIN
 from router.rules.messages import errors
-from router.rules.messages.errors import Problem, Response
+from router.rules.messages.errors import RefusalError, Response
 from router.rules.messages.headers import encoded
 from router.rules.upstream import Spec, Upstream
 from router.workers import Workers
@@ -27,7 +29,7 @@ MAX_CHANGE_BYTES = 1 << 20  # of a body that says what is to change
 
 
 class Admin:
-    """Handlers that answer without an upstream."""
+    """Handlers that answer without an upstream. They raise RefusalError."""
 
     def __init__(
         self,
@@ -44,6 +46,8 @@ class Admin:
         self._proxy = proxy
         self._metrics = metrics
         self._workers = workers
+        # those that may read /upstreams: the clients' keys if there is no admin key
+        self._admin_keys = (config.admin_key,) if config.admin_key else config.api_keys
         workers.does["upstreams"] = lambda _: self._state()
         workers.does["change"] = self._apply
 
@@ -56,9 +60,9 @@ class Admin:
             ("GET", "/v1/models"): self.models,
             ("GET", "/v1/models/"): self.model,
             ("GET", "/upstreams"): self.upstreams,
-            ("POST", "/upstreams"): self.add,
-            ("POST", "/upstreams/drain"): self.drain,
-            ("DELETE", "/upstreams"): self.remove,
+            ("POST", "/upstreams"): partial(self.change, "add"),
+            ("POST", "/upstreams/drain"): partial(self.change, "drain"),
+            ("DELETE", "/upstreams"): partial(self.change, "remove"),
         }
 
     async def health(self, request: ClientRequest) -> Response:
@@ -79,81 +83,64 @@ class Admin:
 
     async def models(self, request: ClientRequest) -> Response:
         """The models of all upstreams."""
-        if refused := self._refused(request, self._config.api_keys):
-            return refused
-        described = b", ".join(self._dispatcher.fleet.models().values())
-        return _json(b'{"object": "list", "data": [%b]}' % described)
+        _demand(request, self._config.api_keys)
+        described = [msgspec.Raw(one) for one in self._dispatcher.fleet.models().values()]
+        return _shown({"object": "list", "data": described})
 
     async def model(self, request: ClientRequest) -> Response:
-        if refused := self._refused(request, self._config.api_keys):
-            return refused
+        _demand(request, self._config.api_keys)
         name = self._proxy.model_for(request.path.removeprefix("/v1/models/"))
         models = self._dispatcher.fleet.models()
         if name in models:
-            return _json(models[name])
+            return _shown(msgspec.Raw(models[name]))
         if not self._dispatcher.fleet.complete():
-            problem = errors.unavailable("Not every upstream is known yet.", "no_upstream_ready")
-            return errors.response(problem, request.path)
+            text = "Not every upstream is known yet."
+            raise RefusalError(errors.unavailable(text, "no_upstream_ready"))
         known = ", ".join(models) or "none"
         message = f"The model {name} does not exist, all available models: {known}."
-        return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
+        raise RefusalError(errors.invalid(message, 404, "model_not_found"))
 
     async def upstreams(self, request: ClientRequest) -> Response:
         """The state of every upstream, and the number of waiting requests by model."""
-        if refused := self._refused(request, self._admin_keys()):
-            return refused
+        _demand(request, self._admin_keys)
         return _shown(_together(await self._workers.ask("upstreams")))
 
     def _state(self) -> dict[str, Any]:
         """What this worker knows."""
-        shown = [self._show(u) for u in self._dispatcher.fleet]
+        shown = [_state_of(upstream) for upstream in self._dispatcher.fleet]
         return {"upstreams": shown, "waiting": self._dispatcher.waiting()}
 
-    async def add(self, request: ClientRequest) -> Response:
-        """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
-        A field that is left out keeps its value. A new upstream has only the key given here."""
-        return await self._change(request, "add")
-
-    async def drain(self, request: ClientRequest) -> Response:
-        """`{"url": …}`: sends it no new requests; running ones continue."""
-        return await self._change(request, "drain")
-
-    async def remove(self, request: ClientRequest) -> Response:
-        """`{"url": …}`: removes it; running requests continue."""
-        return await self._change(request, "remove")
-
-    async def _change(self, request: ClientRequest, verb: str) -> Response:
+    async def change(self, verb: str, request: ClientRequest) -> Response:
+        """Of `{"url": …, "limit"?: int, "api_key"?: str}`. `add`: adds an upstream, or restores a
+        known one; a field that is left out keeps its value, and a new upstream has only the key
+        given here. `drain`: sends it no new requests. `remove`: forgets it. Running requests
+        continue."""
         if not self._config.admin_key:
             message = "Changes need an admin key: start the router with ADMIN_KEY."
-            return errors.response(errors.invalid(message, 403, "admin_disabled"), request.path)
-        if refused := self._refused(request, self._admin_keys()):
-            return refused
+            raise RefusalError(errors.invalid(message, 403, "admin_disabled"))
+        _demand(request, self._admin_keys)
         given = await self._body(request)
-        if isinstance(given, Problem):
-            return errors.response(given, request.path)
         try:
-            body = _parsed(given)
+            body = msgspec.json.decode(given)
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
-            self._read_spec(body)
-        except ValueError as error:
-            return errors.response(errors.invalid(str(error)), request.path)
+            url = self._read_spec(body).url
+        except (ValueError, RecursionError) as error:
+            raise RefusalError(errors.invalid(str(error))) from None
         results = await self._workers.ask("change", (verb, body))
         if results[0] is None:
-            url = self._read_spec(body).url
-            problem = errors.invalid(f"{url} is not an upstream.", 404, "no_such_upstream")
-            return errors.response(problem, request.path)
-        status, _ = results[0]
+            message = f"{url} is not an upstream."
+            raise RefusalError(errors.invalid(message, 404, "no_such_upstream"))
         states = [{"upstreams": [shown], "waiting": {}} for _, shown in filter(None, results)]
-        return _shown(_together(states)["upstreams"][0], status)
+        return _shown(_together(states)["upstreams"][0], results[0][0])
 
     def _apply(self, change: tuple[str, dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
         """Status and state of the changed upstream; None if it is not known."""
         verb, body = change
-        spec = self._read_spec(body)
-        known = self._dispatcher.fleet.get(spec.url)
+        spec, fleet = self._read_spec(body), self._dispatcher.fleet
+        known = fleet.get(spec.url)
         if verb == "add":
-            upstream = self._dispatcher.fleet.add(spec, ADMIN)
+            upstream = fleet.add(spec, ADMIN)
             self._prober.probe_soon()
         elif known is None:
             return None
@@ -161,20 +148,21 @@ class Admin:
             upstream = known
             upstream.draining = True
             if verb == "remove":
-                self._dispatcher.fleet.remove(spec.url)
+                fleet.remove(spec.url)
         self._dispatcher.fleet_changed()
-        return (201 if known is None else 200), self._show(upstream)
+        return (201 if known is None else 200), _state_of(upstream)
 
-    async def _body(self, request: ClientRequest) -> bytes | Problem:
+    async def _body(self, request: ClientRequest) -> bytes:
         try:
             async with asyncio.timeout(self._config.client_idle):
                 return await request.body.whole(MAX_CHANGE_BYTES)
         except ValueError as error:
-            return errors.invalid(str(error), 413)
+            problem = errors.invalid(str(error), 413)
         except BrokenBodyError as error:
-            return errors.broken_body(error)
+            problem = errors.broken_body(error)
         except TimeoutError:
-            return errors.too_slow()
+            problem = errors.too_slow()
+        raise RefusalError(problem)
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
@@ -194,36 +182,31 @@ class Admin:
             raise ValueError("api_key must be a string of printable ASCII characters")
         return replace(spec, limit=limit, key=key)
 
-    def _admin_keys(self) -> tuple[str, ...]:
-        """The keys that may read /upstreams: the clients' keys if there is no admin key."""
-        return (self._config.admin_key,) if self._config.admin_key else self._config.api_keys
 
-    @staticmethod
-    def _refused(request: ClientRequest, keys: tuple[str, ...]) -> Response | None:
-        if not keys or holds_key(request, keys):
-            return None
+def _demand(request: ClientRequest, keys: tuple[str, ...]) -> None:
+    if keys and not holds_key(request, keys):
         message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
-        problem = errors.no_key(message)
-        return errors.response(problem, request.path)
+        raise RefusalError(errors.no_key(message))
 
-    def _show(self, upstream: Upstream) -> dict[str, Any]:
-        now = monotonic()
-        return {
-            "url": upstream.url,
-            "source": upstream.source,
-            "ready": upstream.ready,
-            "draining": upstream.draining,
-            "models": list(upstream.models),
-            "in_flight": upstream.in_flight,
-            "limit": upstream.spec.limit,
-            "latency_s": upstream.latency_s,
-            "outstanding_tokens": upstream.load.work(now),
-            "tokens_per_s": upstream.load.rate,
-            "told": upstream.load.told,
-            "breaker": upstream.breaker.state(now).name.lower(),
-            "paused_s": max(0.0, upstream.paused_until - now),
-            "last_error": upstream.last_error,
-        }
+
+def _state_of(upstream: Upstream) -> dict[str, Any]:
+    now = monotonic()
+    return {
+        "url": upstream.url,
+        "source": upstream.source,
+        "ready": upstream.ready,
+        "draining": upstream.draining,
+        "models": list(upstream.models),
+        "in_flight": upstream.in_flight,
+        "limit": upstream.spec.limit,
+        "latency_s": upstream.latency_s,
+        "outstanding_tokens": upstream.load.work(now),
+        "tokens_per_s": upstream.load.rate,
+        "told": upstream.load.told,
+        "breaker": upstream.breaker.state(now).name.lower(),
+        "paused_s": max(0.0, upstream.paused_until - now),
+        "last_error": upstream.last_error,
+    }
 
 
 def _together(states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -247,17 +230,6 @@ def _together(states: list[dict[str, Any]]) -> dict[str, Any]:
     return {"upstreams": [*shown.values()], "waiting": first["waiting"]}
 
 
-def _json(text: bytes) -> Response:
-    return Response(200, text, encoded({"Content-Type": "application/json; charset=utf-8"}))
-
-
 def _shown(value: object, status: int = 200) -> Response:
-    return replace(_json(json.dumps(value).encode()), status=status)
-
-
-def _parsed(body: bytes) -> Any:
-    """Raises ValueError."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is not valid JSON: {error}") from None
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    return Response(status, msgspec.json.encode(value), encoded(kind))

@@ -15,7 +15,7 @@ from router.http.jobs import PATHS
 from router.http.proxy import ENGINE, Proxy
 from router.http.server import CONTINUE, ClientRequest
 from router.rules.messages import errors
-from router.rules.messages.errors import Problem, Response
+from router.rules.messages.errors import RefusalError, Response
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.responses import PATH as RESPONSES
 from router.workers import WorkersSilentError
@@ -51,25 +51,24 @@ class Routes:
 
     async def answer(self, request: ClientRequest) -> Response | None:
         """The answer; None if it was passed on already."""
-        problem = self._problem(request)
-        if problem is None:
-            try:
-                response = await self.handler(request.method, request.path)(request)
-            except WorkersSilentError:
-                silent = errors.unavailable("Not every worker answers.", "overloaded")
-                response = errors.response(silent, request.path)
-        else:
-            response = errors.response(problem, request.path)
+        response: Response | None
+        try:
+            self._judge(request)
+            response = await self.handler(request.method, request.path)(request)
+        except RefusalError as refused:
+            response = errors.response(refused.problem, request.path)
+        except WorkersSilentError:
+            silent = errors.unavailable("Not every worker answers.", "overloaded")
+            response = errors.response(silent, request.path)
         if response is not None and response.status in PACED:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.late_s(request.remote)):
                     await self._stop.wait()
         return response
 
-    def _problem(self, request: ClientRequest) -> Problem | None:
-        """Why the request is answered by nobody here: a foreign web page sent it (the rules of
-        `web/browsers.py`, for every path), or a server may resolve its path to one that was not
-        checked."""
+    def _judge(self, request: ClientRequest) -> None:
+        """Raises RefusalError if a foreign web page sent it (the rules of `web/browsers.py`, for
+        every path), and if a server may resolve its path to one that was not checked."""
         sent = request.headers
         refused = self._rules.refusal(
             request.method,
@@ -78,15 +77,14 @@ class Routes:
             sent.text(b"sec-fetch-site").replace(", ", ","),
         )
         if refused is not None:
-            return errors.invalid(refused, 403, "forbidden")
+            raise RefusalError(errors.invalid(refused, 403, "forbidden"))
         path = request.path
         if "." in path and not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
             message = "The path must not contain the segments '.' and '..', encoded or not."
-            return errors.invalid(message)
+            raise RefusalError(errors.invalid(message))
         if sent.get(b"expect", CONTINUE).lower() != CONTINUE:
             message = "The header Expect may be 100-continue."
-            return errors.invalid(message, 417, "expectation_failed")
-        return None
+            raise RefusalError(errors.invalid(message, 417, "expectation_failed"))
 
     def handler(self, method: str, path: str) -> Handler:
         own = "GET" if method == "HEAD" else method
@@ -138,4 +136,4 @@ async def _preflight(request: ClientRequest) -> Response:
 
 async def _nowhere(request: ClientRequest) -> Response:
     message = f"There is no {request.method} {request.path} here."
-    return errors.response(errors.invalid(message, 404, "not_found"), request.path)
+    raise RefusalError(errors.invalid(message, 404, "not_found"))
