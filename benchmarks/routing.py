@@ -30,7 +30,6 @@ from router.rules.fleet import Upstreams
 from router.rules.load import RequestWork, StatedUsage
 from router.rules.messages.request_body import parse_body, prefixes
 from router.rules.policies import POLICIES
-from router.rules.queues import Arrival
 from router.rules.request import AttemptEnd, DispatchLimits, RoutedRequest
 from router.rules.upstream import Spec
 
@@ -164,7 +163,7 @@ class VirtualFleet:
             fleet.add(Spec(url, ROWS), "benchmark").probe_succeeded({"m": b"{}"}, 0.01)
         limits, choice = DispatchLimits(max_queue=10**6), POLICIES[policy](random.Random(seed))
         router: Dispatcher
-        router = Dispatcher(fleet, choice, limits, lambda r: self._send(router, r), Arrival())
+        router = Dispatcher(fleet, choice, limits, lambda r: self._send(router, r), None)
         return router
 
     def at(self, when: float, what: Callable[[], object]) -> None:

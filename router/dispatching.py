@@ -7,7 +7,7 @@ from time import monotonic
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
 from router.rules.policies import RoutingPolicy
-from router.rules.queues import Turns
+from router.rules.queues import Fair
 from router.rules.request import DispatchLimits, RequestState, RoutedRequest
 
 LOOK_S = 0.1  # how late at most a change of an upstream, such as the end of a pause, is seen
@@ -17,9 +17,9 @@ class AsyncDispatcher(Dispatcher):
     """Assigns places on upstreams. Create it in a running event loop and use it only there."""
 
     def __init__(
-        self, fleet: Upstreams, policy: RoutingPolicy, limits: DispatchLimits, turns: Turns
+        self, fleet: Upstreams, policy: RoutingPolicy, limits: DispatchLimits, fair: Fair | None
     ) -> None:
-        super().__init__(fleet, policy, limits, self._end_wait, turns)
+        super().__init__(fleet, policy, limits, self._end_wait, fair)
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None

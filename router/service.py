@@ -50,9 +50,9 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         config.requests_per_minute,
         config.tokens_per_minute,
     )
-    turns = ORDERS[config.queue_order]()
+    fair = ORDERS[config.queue_order]()
     policy = POLICIES[config.policy](random.Random())
-    dispatcher = AsyncDispatcher(Upstreams(), policy, limits, turns)
+    dispatcher = AsyncDispatcher(Upstreams(), policy, limits, fair)
     metrics = Metrics(dispatcher, workers)
     first_byte_s = config.timeout / 1000
     pool = Pool(config.connect_timeout, config.stream_idle, min(first_byte_s, config.stream_idle))

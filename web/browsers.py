@@ -32,6 +32,7 @@ ALLOWS = {  # request header -> response header
     "Access-Control-Request-Method": "Access-Control-Allow-Methods",
     "Access-Control-Request-Headers": "Access-Control-Allow-Headers",
 }
+MOST_REMEMBERED = 256  # hosts, and whether they are known
 MAX_AGE_S = 600  # for which the response to OPTIONS is valid
 
 _NAME = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE | re.ASCII)
@@ -78,6 +79,7 @@ class Rules:
         self._origins = frozenset(origins) - {"", *(() if keys else (ANY_ORIGIN,))}
         self._key_option = key_option
         self._origins_option = origins_option
+        self._knows = functools.lru_cache(MOST_REMEMBERED)(self._is_known)
 
     def refusal(self, method: str, host: str, origin: str, site: str) -> str | None:
         """Why a request with these values of HEADERS is refused; None if it is not. A header that
@@ -100,7 +102,7 @@ class Rules:
             + ("" if self._keys else f" (* only with {self._key_option})")
         )
 
-    def _knows(self, host: str) -> bool:
+    def _is_known(self, host: str) -> bool:
         """Any client but a browser may leave out its Host. No name of a page is an IP address."""
         name, _ = _split(host)
         if not host or name in self._names or f".{name}".endswith(self._domains):

@@ -238,6 +238,7 @@ class Pool:
         self._busy: set[UpstreamConnection] = set()
         self._every_s = min(KEEP_ALIVE_S, idle_s, shortest_s) / LOOKS
         self._tls = ssl.create_default_context()
+        self._looked_s = 0.0
         self._look()
 
     async def ask(
@@ -326,8 +327,11 @@ class Pool:
     def _look(self) -> None:
         self._timer = self.loop.call_later(self._every_s, self._look)
         now = monotonic()
-        for connection in [c for c in self._busy if c.active_s + c.limit_s < now]:
-            connection.fail(TimeoutError())
+        # after a pause of this process, what has arrived meanwhile is still to be read
+        if now - self._looked_s < 2 * self._every_s:
+            for connection in [c for c in self._busy if c.active_s + c.limit_s < now]:
+                connection.fail(TimeoutError())
+        self._looked_s = now
         for origin, connections in list(self._idle.items()):
             kept = [c for c in connections if c.is_open and c.active_s + KEEP_ALIVE_S > now]
             for connection in set(connections) - set(kept):

@@ -14,7 +14,6 @@ from router.http.body import Body, BrokenBodyError
 from router.http.client import Pool, UnreachableError, UpstreamAnswer
 from router.http.server import ClientGoneError, ClientRequest
 from router.metrics import Metrics
-from router.rules import responses
 from router.rules.dispatch import Dispatcher
 from router.rules.load import usage_in
 from router.rules.messages import errors, headers
@@ -22,7 +21,7 @@ from router.rules.messages.errors import Problem, Response
 from router.rules.messages.headers import Headers, Pairs, encoded
 from router.rules.messages.sse import is_whole, whole_events
 from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
-from router.rules.upstream import Upstream
+from router.rules.upstream import RESPONSES, Upstream, mark_of
 from telemetry.tracing import Traced
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
@@ -85,9 +84,10 @@ class BufferLimit:
     def fits(self, more: int) -> bool:
         return self.total + more <= self._limit
 
-    def take(self, x: ProxiedRequest, more: int) -> bool:
-        """Counts bytes as those of `x`. Returns False and counts nothing if they do not fit."""
-        if not self.fits(more):
+    def take(self, x: ProxiedRequest, more: int, announced: int = 0) -> bool:
+        """Counts bytes as those of `x`. Returns False and counts nothing if they, and those that
+        were announced, do not fit."""
+        if self.total + more + announced > self._limit:
             return False
         self.total += more
         x.buffered_bytes += more
@@ -180,8 +180,8 @@ class Attempt:
             upstream.spec.key,
             drop_authorization=self._with.drop_authorization,
         )
-        if request.path == responses.PATH:
-            sent.append((b"X-Upstream-Mark", responses.mark_of(upstream.url).encode()))
+        if request.path == RESPONSES:
+            sent.append((b"X-Upstream-Mark", mark_of(upstream.url).encode()))
         if traced:
             names = {name for name, _ in traced}
             sent = [pair for pair in sent if pair[0].lower() not in names] + traced

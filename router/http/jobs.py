@@ -13,9 +13,7 @@ from router.http.server import ClientRequest
 from router.rules.fleet import Upstreams
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
-from router.rules.responses import PATH as RESPONSES
-from router.rules.responses import id_in
-from router.rules.upstream import Upstream
+from router.rules.upstream import RESPONSES, Upstream
 
 BATCHES = "/v1/batches"
 PATHS = ("/v1/files", BATCHES)
@@ -50,7 +48,8 @@ def _candidates(
     config: RouterConfig, fleet: Upstreams, request: ClientRequest
 ) -> Sequence[Upstream] | Problem:
     if request.path.startswith(RESPONSES):
-        found = keeper(config, fleet, id_in(request.path))
+        id = request.path.removeprefix(RESPONSES + "/").partition("/")[0]
+        found = keeper(config, fleet, id)
         return list(fleet) if found is None else [found]
     if config.batch_upstream != ANY:
         return [upstream for upstream in fleet if upstream.url == config.batch_upstream]

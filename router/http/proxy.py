@@ -92,7 +92,7 @@ class Proxy:
         for name, model in map(aliased, config.alias):
             self._aliases.setdefault(name, []).append(model)
         self._by_prefix = config.policy == "prefix"
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._running: set[ProxiedRequest] = set()
         self._idle = asyncio.Event()
         self.draining = False
         self._stopping = False
@@ -100,19 +100,19 @@ class Proxy:
     @property
     def running(self) -> int:
         """Requests not answered yet."""
-        return len(self._tasks)
+        return len(self._running)
 
     async def idle(self) -> None:
         """Returns when no request runs any more. For draining."""
-        while self._tasks:
+        while self._running:
             self._idle.clear()
             await self._idle.wait()
 
     def stop(self) -> None:
         """Ends the running requests; streams that have begun get an error event."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
+        for x in self._running:
+            x.request.cancel()
 
     async def handle(self, answering: Answering, request: ClientRequest) -> Response | None:
         """Answers one request in the way of `infer`, `relay` or `tokenize`, whatever happens. If
@@ -122,9 +122,7 @@ class Proxy:
         if self._tracing is not None:
             sent = {name.decode("latin-1"): request.headers.text(name) for name in request.headers}
             x.trace = self._tracing.serve(request.method, sent, time_ns())
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+        self._running.add(x)
         status = 499  # nginx logs this for a client that left
         try:
             self._let_in(request)
@@ -150,8 +148,8 @@ class Proxy:
             broken = Problem(500, "server_error", "internal_error", "The router failed.")
             return self._abandon(x, broken)
         finally:
-            self._tasks.discard(task)
-            if self.draining and not self._tasks:
+            self._running.discard(x)
+            if self.draining and not self._running:
                 self._idle.set()
             self._buffers.release_all(x)
             now = monotonic()
@@ -308,18 +306,20 @@ class Proxy:
         """Reads the body as it arrives, within the limits of one body and of all bodies held."""
         limit, body = self._config.max_body_bytes, x.request.body
         announced = x.request.content_length or 0
-        too_large = errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
+
+        def too_large() -> RefusalError:
+            text = f"The body exceeds {limit} bytes (MAX_BODY_BYTES)."
+            return RefusalError(errors.invalid(text, 413))
 
         def take(data: bytes) -> None:
             x.body += data
             if len(x.body) > limit:
-                raise RefusalError(too_large)
-            more = announced - len(x.body)
-            if not self._buffers.take(x, len(data)) or not self._buffers.fits(more):
+                raise too_large()
+            if not self._buffers.take(x, len(data), max(0, announced - len(x.body))):
                 raise RefusalError(errors.buffers_full())
 
         if announced > limit:
-            raise RefusalError(too_large)
+            raise too_large()
         if not self._buffers.fits(announced):
             raise RefusalError(errors.buffers_full())
         try:

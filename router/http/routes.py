@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from functools import partial
+from functools import lru_cache, partial
 
 from router.config import RouterConfig
 from router.http.admin import Admin
@@ -17,13 +17,14 @@ from router.http.server import CONTINUE, ClientRequest
 from router.rules.messages import errors
 from router.rules.messages.errors import RefusalError, Response
 from router.rules.messages.headers import Pairs, encoded
-from router.rules.responses import PATH as RESPONSES
+from router.rules.upstream import RESPONSES
 from router.workers import WorkersSilentError
 from web.browsers import Rules, own_names, response_headers
 from web.requests import HEADER, PACED, Pace, request_id
 
 Handler = Callable[[ClientRequest], Awaitable[Response | None]]
 GENERATING = ("/", "/inference", "/generate", "/generate_stream")
+MOST_REMEMBERED = 256  # paths, with their handlers
 TOKENIZING = ("/tokenize", "/detokenize", "/chat_tokenize")
 
 
@@ -37,6 +38,7 @@ class Routes:
             partial(proxy.handle, way) for way in (proxy.infer, proxy.relay, proxy.tokenize)
         )
         self._own: dict[tuple[str, str], Handler] = {**admin.routes()}
+        self.handler = lru_cache(MOST_REMEMBERED)(self._handler)
         self._origins = {config.cors_origin} - {""}
         self._stop = stop
         self._pace = Pace()
@@ -86,7 +88,7 @@ class Routes:
             message = "The header Expect may be 100-continue."
             raise RefusalError(errors.invalid(message, 417, "expectation_failed"))
 
-    def handler(self, method: str, path: str) -> Handler:
+    def _handler(self, method: str, path: str) -> Handler:
         own = "GET" if method == "HEAD" else method
         if found := self._own.get((own, path)):
             return found

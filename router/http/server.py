@@ -112,6 +112,10 @@ class ClientRequest:
         if self._chunked and self.method != "HEAD":
             self._connection.send(b"0\r\n\r\n")
 
+    def cancel(self) -> None:
+        """Ends the task that answers it."""
+        self._connection.cancel()
+
     def abort(self) -> None:
         """Closes the connection, before the answer's end."""
         self._connection.drop()
@@ -168,8 +172,7 @@ class Connection(asyncio.Protocol):
         self._catch_up()
         for request in self._requests:
             request.body.fail(BrokenBodyError("The client left."))
-        if self._task is not None:
-            self._task.cancel()
+        self.cancel()
         del self._parser  # it refers to this object, too
         self.connections.closed(self)
 
@@ -189,6 +192,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(errors.invalid(f"The request is malformed: {error}"))
         else:
+            if self._in_head and not begun and not self._requests:
+                self.set_waiting(True)  # for the rest of the head
             if begun and self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
@@ -244,6 +249,10 @@ class Connection(asyncio.Protocol):
             raise ClientGoneError
         self._transport.write(data)
 
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
     def drop(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -259,9 +268,7 @@ class Connection(asyncio.Protocol):
         if self._replays:
             return
         self._target, self._pairs, self._head_bytes, self._in_head = b"", [], 0, True
-        if not self._requests:
-            self.set_waiting(True)
-        elif len(self._requests) > MOST_AHEAD_AT_ONCE:
+        if len(self._requests) > MOST_AHEAD_AT_ONCE:
             raise RefusalError(errors.invalid("Too many requests before an answer."))
 
     def on_url(self, url: bytes) -> None:

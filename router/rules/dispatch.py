@@ -15,7 +15,7 @@ from router.rules.fleet import Upstreams
 from router.rules.limits import MinuteLimits
 from router.rules.load import Forecast, StatedUsage
 from router.rules.policies import RoutingPolicy
-from router.rules.queues import Queue, Rank, Turns
+from router.rules.queues import Fair, Queue, Rank
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Upstream, half
 
@@ -32,13 +32,13 @@ class Dispatcher:
         policy: RoutingPolicy,
         limits: DispatchLimits,
         decided: Callable[[RoutedRequest], None],
-        turns: Turns,
+        fair: Fair | None,
     ) -> None:
         self.fleet = fleet
         self._policy = policy
         self._limits = limits
         self._decided = decided
-        self._turns = turns
+        self._fair = fair
         self.minutes = MinuteLimits(limits.requests_per_minute, limits.tokens_per_minute)
         self._queues: dict[tuple[bool, str], Queue] = {}  # by (deferred, model)
         self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
@@ -199,7 +199,8 @@ class Dispatcher:
             return False
         upstream = self._policy.choose(free, request, now)
         request.work.start(upstream.load, now)
-        self._turns.placed(request)
+        if self._fair is not None:
+            self._fair.placed(request)
         upstream.in_flight += 1
         upstream.deferred += request.deferred
         if not request.tried:
@@ -217,7 +218,8 @@ class Dispatcher:
         """Takes the request's work off its upstream, and learns from it."""
         complete = outcome is AttemptEnd.SUCCESS
         request.work.end(now, usage, complete=complete)
-        self._turns.ended(request)
+        if self._fair is not None:
+            self._fair.ended(request)
         if complete and (usage is not None or request.work.generated):
             if len(self.forecasts) > MOST_FORECASTS:
                 self.forecasts.clear()
@@ -288,7 +290,7 @@ class Dispatcher:
 
     def _enqueue(self, request: RoutedRequest, now: float) -> None:
         key = (request.deferred, request.model)
-        self._queues.setdefault(key, Queue(self._turns)).add(request)
+        self._queues.setdefault(key, Queue(self._fair)).add(request)
         if request.bound:
             self._bound[request.seq] = request
         self._expire(now)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from router.rules.breaker import Breaker
 from router.rules.load import Slowdown, UpstreamLoad
-from router.rules.responses import mark_in, mark_of
-from router.rules.upstream import Spec, Upstream
+from router.rules.upstream import Spec, Upstream, mark_in, mark_of
 
 BREAKER_OPEN_S = 5.0
 ADMIN = "admin"  # the source of upstreams added at run time

@@ -61,8 +61,10 @@ class MinuteLimits:
 
     def headers(self, client: str, now: float) -> dict[str, str]:
         """What a client is told of its limits."""
+        if not any(self._limits.values()):
+            return {}
         shown = {}
-        used = self._used(client, now) if any(self._limits.values()) else _Used()
+        used = self._used(client, now)
         for kind, limit in self._limits.items():
             if limit:
                 have = getattr(used, kind)

@@ -1,6 +1,6 @@
 """The waiting requests of one model and class, and whose turn it is. Pure.
 
-Two orders. `Arrival`: first in, first out. `Fair`: the most urgent priority first, then the user
+Without `Fair`: first in, first out. With it: the most urgent priority first, then the user
 who was served least, by the counters of the engine's `vtc` (see scheduling/policies/orders/vtc.py),
 then by arrival. A user is charged what a request is expected to cost when it gets its place, and
 the difference when it ends.
@@ -9,7 +9,6 @@ the difference when it ends.
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from router.rules.request import RoutedRequest
 from scheduling.composed import Attained
@@ -19,50 +18,20 @@ Line = tuple[int, str]  # priority, user
 Rank = tuple[int, float]  # the lowest is the first; of equal ones the first that arrived
 
 
-class Turns(Protocol):
-    def line(self, request: RoutedRequest) -> Line:
-        """Requests of one line keep their order."""
-
-    def rank(self, line: Line) -> Rank: ...
-
-    def came(self, request: RoutedRequest) -> None:
-        """It is about to wait."""
-
-    def went(self, request: RoutedRequest) -> None:
-        """It waits no longer."""
-
-    def placed(self, request: RoutedRequest) -> None: ...
-
-    def ended(self, request: RoutedRequest) -> None:
-        """On its server."""
-
-
-class Arrival:
-    def line(self, request: RoutedRequest) -> Line:
-        return 0, ""
-
-    def rank(self, line: Line) -> Rank:
-        return 0, 0.0
-
-    def came(self, request: RoutedRequest) -> None: ...
-
-    went = placed = ended = came
-
-
 class Fair:
+    """The turns of users who wait."""
+
     def __init__(self) -> None:
         self._served = Attained()
         self._waiting = Counter[str]()  # requests, by user
         self._last_left: str | None = None
-
-    def line(self, request: RoutedRequest) -> Line:
-        return request.priority, request.user
 
     def rank(self, line: Line) -> Rank:
         priority, user = line
         return priority, self._served.get(user, 0.0)
 
     def came(self, request: RoutedRequest) -> None:
+        """It is about to wait."""
         user = request.user
         if user not in self._waiting:
             least = min(self._waiting, key=lambda u: self._served.get(u, 0.0), default=None)
@@ -70,6 +39,7 @@ class Fair:
         self._waiting[user] += 1
 
     def went(self, request: RoutedRequest) -> None:
+        """It waits no longer."""
         self._waiting[request.user] -= 1
         if not self._waiting[request.user]:
             del self._waiting[request.user]
@@ -79,14 +49,15 @@ class Fair:
         self._served.add(request.user, request.work.total)
 
     def ended(self, request: RoutedRequest) -> None:
+        """On its server."""
         self._served.add(request.user, cost(*request.work.spent) - request.work.total)
 
 
 class Queue:
     """By arrival, and by turns."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, fair: Fair | None) -> None:
+        self._fair = fair
         self._requests: dict[int, RoutedRequest] = {}  # by sequence number, oldest first
         self._lines: dict[Line, dict[int, RoutedRequest]] = {}
 
@@ -102,8 +73,9 @@ class Queue:
         return next(iter(self._requests.values()))
 
     def add(self, request: RoutedRequest) -> None:
-        self._turns.came(request)
-        line = self._turns.line(request)
+        if self._fair is not None:
+            self._fair.came(request)
+        line = self._line(request)
         self._requests = _added(self._requests, request)
         self._lines[line] = _added(self._lines.get(line, {}), request)
 
@@ -111,18 +83,26 @@ class Queue:
         """Returns whether it was there."""
         if self._requests.pop(request.seq, None) is None:
             return False
-        line = self._turns.line(request)
+        line = self._line(request)
         del self._lines[line][request.seq]
         if not self._lines[line]:
             del self._lines[line]
-        self._turns.went(request)
+        if self._fair is not None:
+            self._fair.went(request)
         return True
+
+    def _line(self, request: RoutedRequest) -> Line:
+        """Requests of one line keep their order."""
+        return (0, "") if self._fair is None else (request.priority, request.user)
+
+    def _rank(self, line: Line) -> Rank:
+        return (0, 0.0) if self._fair is None else self._fair.rank(line)
 
     def in_turn(self) -> Iterator[tuple[Rank, RoutedRequest]]:
         """Those that are placed meanwhile change the turns of the others; the queue itself must not
         change."""
         heads = []
-        rank_of = self._turns.rank
+        rank_of = self._rank
         for line, requests in self._lines.items():
             following = iter(requests.values())
             first = next(following)
@@ -147,4 +127,4 @@ def _added(queue: dict[int, RoutedRequest], request: RoutedRequest) -> dict[int,
     return queue if in_order else dict(sorted(queue.items()))
 
 
-ORDERS: dict[str, Callable[[], Turns]] = {"fifo": Arrival, "fair": Fair}
+ORDERS: dict[str, Callable[[], Fair | None]] = {"fifo": lambda: None, "fair": Fair}

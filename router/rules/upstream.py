@@ -1,12 +1,17 @@
-"""One inference server as the router sees it: pure state, no sockets, no clock."""
+"""One inference server as the router sees it: pure state, no sockets, no clock.
 
+A server that stores responses gets a mark from the router, which depends on its URL alone, and puts
+it into their ids. So a router that was restarted, or another one, finds them.
+"""
+
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.rules.breaker import Breaker, BreakerState
 from router.rules.budget import RetryBudget
 from router.rules.load import UpstreamLoad
-from router.rules.responses import mark_of
 
 # Weight of a new sample in the moving average of the time to first byte.
 LATENCY_WEIGHT = 0.2
@@ -14,6 +19,19 @@ LATENCY_WEIGHT = 0.2
 TIMEOUTS_FORGIVEN = 1
 # The longest pause that an upstream's Retry-After can cause.
 MAX_PAUSE_S = 60.0
+
+RESPONSES = "/v1/responses"
+_MARKED = re.compile(r"resp_([0-9a-f]{8})_[0-9a-f]+")
+
+
+def mark_of(url: str) -> str:
+    return hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
+
+
+def mark_in(response_id: str) -> str | None:
+    """None if the response was made without a router."""
+    found = _MARKED.fullmatch(response_id)
+    return found[1] if found else None
 
 
 def half(limit: int) -> int:
@@ -46,6 +64,7 @@ class Upstream:
     source: str
     breaker: Breaker
     load: UpstreamLoad = field(default_factory=UpstreamLoad)
+    url: str = field(init=False)
     configured: Spec = field(init=False)
     mark: int = field(init=False)  # the same in every router
     budget: RetryBudget = field(default_factory=RetryBudget)
@@ -61,12 +80,9 @@ class Upstream:
     _timeouts: int = 0
 
     def __post_init__(self) -> None:
+        self.url = self.spec.url
         self.configured = self.spec
         self.mark = int(mark_of(self.url), 16) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-
-    @property
-    def url(self) -> str:
-        return self.spec.url
 
     def usable(self, now: float) -> bool:
         """Whether it is expected to take requests: ready, not draining, breaker not open."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 from msgspec import Raw, field
 
-from router.rules.responses import PATH as RESPONSES
+from router.rules.upstream import RESPONSES
 from web.requests import read_json
 
 # The beginnings of a prompt that are told apart: two in each power of two.

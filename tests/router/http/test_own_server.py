@@ -14,7 +14,7 @@ import openai
 import pytest
 import requests
 
-from router.rules.responses import mark_of
+from router.rules.upstream import mark_of
 from tests.router.conftest import Net, Pair, RouterProcess
 from tests.support import official as support
 from tests.support.dialects import OPERATIONS

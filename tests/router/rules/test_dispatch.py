@@ -8,7 +8,6 @@ from router.rules.breaker import LEAST_FAILURES, Breaker, BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
 from router.rules.policies import LeastWork
-from router.rules.queues import Arrival
 from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Spec, Upstream
 
@@ -23,7 +22,7 @@ def fleet_of(*limits: int) -> Upstreams:
 
 def dispatcher_over(fleet: Upstreams) -> Dispatcher:
     limits = DispatchLimits(max_attempts=3)
-    return Dispatcher(fleet, LeastWork(), limits, lambda request: None, Arrival())
+    return Dispatcher(fleet, LeastWork(), limits, lambda request: None, None)
 
 
 def at(request: RoutedRequest) -> Upstream:

@@ -21,7 +21,7 @@ from router.rules.policies import (
     RoundRobin,
     RoutingPolicy,
 )
-from router.rules.queues import Arrival, Fair, Turns
+from router.rules.queues import Fair
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import MAX_PAUSE_S, Spec, Upstream
 
@@ -35,7 +35,7 @@ POLICIES: list[Callable[[], RoutingPolicy]] = [
     lambda: PowerOfTwo(random.Random(0)),
     lambda: LeastTokens(random.Random(0)),
 ]
-TURNS: list[Callable[[], Turns]] = [Arrival, Fair]
+TURNS: list[Callable[[], Fair | None]] = [lambda: None, Fair]
 
 
 @dataclass
