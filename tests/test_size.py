@@ -20,24 +20,24 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8660,
-    "benchmarks": 6364,
+    "benchmarks": 6363,
     "client": 8242,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
     "model_server": 2134,
     "models": 2789,
-    "router": 5322,
+    "router": 5242,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30651,
+    "tests": 30688,
     "text": 1970,
-    "others": 7430,
+    "others": 7433,
 }
-PRODUCT_LINES = 40327  # all but tests, benchmarks, client and learn
-SHORT_FILES = 35
+PRODUCT_LINES = 40250  # all but tests, benchmarks, client and learn
+SHORT_FILES = 34
 LONG_FUNCTIONS = 7
-REPEATED_CLASS_NAMES = 14  # names that two classes outside the tests have
+REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
 
 @functools.cache
