@@ -69,7 +69,6 @@ def _describe(workload: Workload, *, as_json: bool) -> None:
     if workload.users is not None:
         raise SpecError("a closed loop has no arrival times to describe")
     times = np.array([r.at_s for r in workload.requests], dtype=np.float64)
-    output = np.array([r.output_tokens for r in workload.requests], dtype=np.float64)
     try:
         found = describe(times, workload.duration_s)
     except ValueError as error:
@@ -77,8 +76,13 @@ def _describe(workload: Workload, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"asked": workload.generator, "found": found}, default=float))
     else:
-        asked = json.dumps(workload.generator)
-        print(rendered("workload.txt.j2", asked=asked, output=output, **found).rstrip())
+        asked, requests = workload.generator, workload.requests
+        lengths = {
+            "prompt": np.array([r.prompt_tokens for r in requests if r.prompt_tokens]),
+            "output": np.array([r.output_tokens for r in requests]),
+        }
+        told = {**found, "asked": asked, "asked_json": json.dumps(asked), "lengths": lengths}
+        print(rendered("workload.txt.j2", **told).rstrip())
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def write_raw(folder: Path, runs: Iterable[tuple[dict[str, Any], Run]]) -> None:
 
 
 def read_raw(folder: Path) -> Iterator[tuple[dict[str, Any], Run]]:
-    """The runs in a folder. RawError or WorkloadError say what is wrong."""
+    """The runs in a folder. RawError or SpecError say what is wrong."""
     path = folder / RUNS
     files = [*folder.glob("workload.jsonl"), *sorted(folder.glob("workloads/*.jsonl"))]
     workloads = {w.sha256: w for w in map(read_workload, files)}

@@ -13,7 +13,7 @@ from pathlib import Path
 from client.load.records import RawError
 from client.report.comparison import as_text, read_comparison, write_comparison
 from client.report.run import read_run, run_text, write_run_report
-from client.workloads.workload_file import WorkloadError
+from client.workloads.spec import SpecError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = read_run(folder)
             write_run_report(folder, run)
             text = run_text(run)
-    except (RawError, WorkloadError, OSError) as error:  # the last: of what it writes
+    except (RawError, SpecError, OSError) as error:  # the last: of what it writes
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(text)

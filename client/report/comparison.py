@@ -40,7 +40,7 @@ from client.report.tables import (
     server_table,
 )
 from client.report.words import contained
-from client.workloads.workload_file import WorkloadError
+from client.workloads.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ _NEEDED = {"systems", "objectives", "share", "notes", "warnings", "servers", "mo
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Reads what `write_comparison` wrote and computes it again. RawError, WorkloadError."""
+    """Reads what `write_comparison` wrote and computes it again. RawError, SpecError."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         kept = json.loads((folder / "summary.json").read_text())
@@ -169,7 +169,7 @@ def read_comparison(folder: Path) -> Comparison:
         reader: TypeAdapter[Calibration | None] = TypeAdapter(Calibration | None)
         calibration = reader.validate_python(kept["capacity"])
         played = [Played(_job(of["job"]), run, of["server"]) for of, run in read_raw(folder)]
-    except (RawError, WorkloadError):
+    except (RawError, SpecError):
         raise
     except OSError as error:
         raise RawError(f"{folder}: {error.strerror}: {error.filename}") from None

@@ -136,7 +136,7 @@ def write_run_report(folder: Path, one: OneRun) -> None:
 
 def read_run(folder: Path) -> OneRun:
     """Reads what `write_run_report` wrote and computes the figures again. RawError,
-    WorkloadError."""
+    SpecError."""
     for about, run in read_raw(folder):
         try:
             facts = TypeAdapter(Facts).validate_python(about)

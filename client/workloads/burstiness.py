@@ -9,6 +9,8 @@ import numpy as np
 
 from client.workloads.arrivals import Times
 
+_HOUR_S = 3600
+
 
 def dispersion(times: Times, duration_s: float, window_s: float) -> dict[str, Any]:
     """Of counts in windows of one width: IDC = Var/Mean (Cox and Lewis, 1966), and what follows
@@ -36,14 +38,16 @@ def dispersion(times: Times, duration_s: float, window_s: float) -> dict[str, An
 def describe(times: Times, duration_s: float) -> dict[str, Any]:
     """Of sorted arrival times within [0, duration_s]: ``cv`` of the gaps; ``ties``, the share of
     gaps that are zero; `dispersion` in windows of several widths; ``cv_rate`` in those of a
-    hundredth of the duration. Arrivals all at once have no rate and no CV: None."""
+    hundredth of the duration; of more than two hours the `busiest_hour`. Arrivals all at once have
+    no rate and no CV: None."""
     if times.size < 3:
         raise ValueError("at least three arrivals are needed to describe burstiness")
     gaps = np.diff(times)
     mean_gap = float(gaps.mean())
     found: dict[str, Any] = {"n": times.size, "duration_s": duration_s}
     if mean_gap <= 0 or duration_s <= 0:  # all at once
-        return {**found, "rate": None, "cv": None, "ties": 1.0, "dispersion": [], "cv_rate": None}
+        none = dict.fromkeys(("rate", "cv", "cv_rate", "busiest_hour"))
+        return {**found, **none, "ties": 1.0, "dispersion": []}
     rate = times.size / duration_s
     widths = [w / rate for w in (1, 10, 100, 1000) if w / rate * 5 <= duration_s]
     return {
@@ -53,4 +57,13 @@ def describe(times: Times, duration_s: float) -> dict[str, Any]:
         "ties": float(np.mean(gaps == 0)),
         "dispersion": [dispersion(times, duration_s, w) for w in widths],
         "cv_rate": dispersion(times, duration_s, duration_s / 100)["cv_rate"],
+        "busiest_hour": busiest_hour(times, duration_s) if duration_s > 2 * _HOUR_S else None,
     }
+
+
+def busiest_hour(times: Times, duration_s: float) -> dict[str, float]:
+    """The hour from a whole second on with the most arrivals; of several, the first."""
+    starts = np.floor(np.minimum(times, duration_s - _HOUR_S))
+    counts = np.searchsorted(times, starts + _HOUR_S) - np.searchsorted(times, starts)
+    most = int(counts.argmax())
+    return {"start_s": float(starts[most]), "rate": float(counts[most]) / _HOUR_S}

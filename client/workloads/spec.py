@@ -20,7 +20,7 @@ Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SpecError(ValueError):
-    """A shape that cannot be understood; the message names what is allowed."""
+    """A shape or a file that cannot be understood; the message names what is allowed."""
 
 
 def read_text(path: Path) -> str:

@@ -11,17 +11,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from client.workloads.spec import MOST, Least0, SpecError, build
+from client.workloads.spec import MOST, Count, Least0, SpecError, build
 
 _BLOCKS = 8  # of a trace that is resampled whole
-_EPOCH = datetime(2023, 1, 1)
 Blocks = tuple[int, ...]  # ids of the prompt's blocks: equal ids, equal text
 Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
 ROW = np.dtype([("at_s", "f8"), ("prompt_tokens", "i8"), ("output_tokens", "i8"), ("line", "i8")])
@@ -33,7 +32,8 @@ class TraceSpec:
 
     ``window`` a/b keeps the seconds a <= t < b from the trace's first request; ``dequantise``
     spreads requests evenly at random over the tick (in seconds) their time was rounded to;
-    ``resample``: each seed plays other parts of it, see `part`.
+    ``resample``: each seed plays other parts of it, see `part`; ``most_tokens`` drops requests
+    whose prompt and output have more together, such as those beyond a model's context.
     """
 
     format: Literal["azure", "burstgpt", "mooncake", "csv"]
@@ -41,6 +41,7 @@ class TraceSpec:
     window: str = "0/inf"
     dequantise: Least0 = 0.0
     resample: bool = False
+    most_tokens: Count | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -79,10 +80,14 @@ def read_trace(
     read = _rows(spec.format, Path(spec.path), blocks)
     rows = np.fromiter(((*row, number) for number, row in enumerate(read)), dtype=ROW)
     kept = (rows["prompt_tokens"] >= 1) & (rows["output_tokens"] >= 1)
-    dropped, rows = int((~kept).sum()), rows[kept]
+    dropped, rows = f"{int((~kept).sum())} dropped (failed or empty)", rows[kept]
+    rows["at_s"] -= rows["at_s"].min(initial=math.inf)
+    if spec.most_tokens is not None:
+        fits = rows["prompt_tokens"] + rows["output_tokens"] <= spec.most_tokens
+        dropped += f", {int((~fits).sum())} dropped (more than {spec.most_tokens} tokens)"
+        rows = rows[fits]
     if not rows.size:
-        raise SpecError(f"{spec.path} contains no request ({dropped} dropped)")
-    rows["at_s"] -= rows["at_s"].min()
+        raise SpecError(f"{spec.path} contains no request: {dropped}")
     if spec.dequantise:
         rows = rows[np.argsort(rows["at_s"], kind="stable")]
         rows["at_s"] += np.random.default_rng(seed).random(rows.size) * spec.dequantise
@@ -92,7 +97,7 @@ def read_trace(
         raise SpecError(f"{spec.path}: no request lies in the window {spec.window}")
     rows["at_s"] -= low
     end = high - low if math.isfinite(high) else float(rows["at_s"][-1])
-    note = f"{rows.size} requests kept, {dropped} dropped (failed or empty)"
+    note = f"{rows.size} requests kept, {dropped}"
     whole = LoadTrace(rows, end, note, blocks or None)
     if resample or spec.resample:
         return part(whole, requests, np.random.default_rng(seed.spawn(1)[0]))
@@ -127,8 +132,16 @@ def _seconds(text: str | float) -> float:
 
 
 def _moment(text: str) -> float:
-    """2023's have seven fractional digits and no zone."""
-    return (datetime.fromisoformat(text).replace(tzinfo=None) - _EPOCH).total_seconds()
+    """Azure's of 2023 have seven fractional digits and no zone, which counts as UTC."""
+    at = datetime.fromisoformat(text)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _time(text: str) -> float:
+    try:
+        return _seconds(text)
+    except ValueError:
+        return _moment(text)
 
 
 # the columns of a request's time, prompt tokens and output tokens, how its time is read, and a line
@@ -146,7 +159,8 @@ _FORMATS: dict[str, tuple[tuple[str, str, str], Callable[[Any], float], str]] = 
         '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}',
     ),
     "csv": (
-        ("arrival", "prompt_tokens", "output_tokens"), _seconds, "seconds,tokens,tokens",
+        ("arrival", "prompt_tokens", "output_tokens"), _time,
+        "seconds or YYYY-MM-DDThh:mm:ss,tokens,tokens",
     ),
 }  # fmt: skip
 

@@ -20,10 +20,6 @@ from client.workloads.spec import Count, Least0, SpecError, read_text, said
 FORMAT: Literal["effective-batching workload 1"] = "effective-batching workload 1"
 
 
-class WorkloadError(SpecError):
-    """A file that is not a workload; the message names file, line and what was expected."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it, and
@@ -120,11 +116,8 @@ def _line(request: Request) -> str:
 
 
 def read_workload(path: Path) -> Workload:
-    """Read and check; WorkloadError names file, line and what was expected there."""
-    try:
-        head, *lines = read_text(path).removesuffix("\n").split("\n")
-    except SpecError as error:
-        raise WorkloadError(str(error)) from None
+    """Read and check; SpecError names file, line and what was expected there."""
+    head, *lines = read_text(path).removesuffix("\n").split("\n")
     reader, requests, number, line = TypeAdapter(Request), list[Request](), 1, head
     try:
         header = TypeAdapter(Workload).validate_json(head, strict=True)
@@ -139,17 +132,17 @@ def read_workload(path: Path) -> Workload:
     except ValueError as error:
         what = "a request" if number > 1 else f"a header with format {FORMAT!r} (python -m "
         what += "" if number > 1 else "client.workload make writes one)"
-        raise WorkloadError(
+        raise SpecError(
             f"{path}:{number}: expected {what}: {said(error)}; found {line[:80]!r}"
         ) from None
     if not requests:
-        raise WorkloadError(f"{path}: contains no requests")
+        raise SpecError(f"{path}: contains no requests")
     times = [r.at_s for r in requests if r.at_s is not None]
     if times != sorted(times):
-        raise WorkloadError(f"{path}: the requests are not in order of at_s")
+        raise SpecError(f"{path}: the requests are not in order of at_s")
     digest = _digest(f"{line}\n" for line in lines)
     if digest != header.sha256:
-        raise WorkloadError(
+        raise SpecError(
             f"{path}: the requests do not have the header's sha256: the file was changed "
             f"(found {digest}, {len(requests)} requests)"
         )

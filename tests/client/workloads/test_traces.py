@@ -32,11 +32,15 @@ MOONCAKE = """{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash
 {"timestamp": 0, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
 {"timestamp": 3000, "input_length": 7236, "output_length": 794, "hash_ids": [3]}
 """
-
-
 CSV = """id,arrival,prompt_tokens,output_tokens
 a,10.5,120,40
 b,11.0,900,12
+"""
+ISO_CSV = """arrival,prompt_tokens,output_tokens
+2026-11-16T09:00:00.5+02:00,120,40
+2026-11-16T07:00:01Z,900,12
+2026-11-16 07:00:02,75,9
+1794812403,30,8
 """
 
 
@@ -55,6 +59,7 @@ def read(tmp_path: Path, text: str, options: str) -> LoadTrace:
         (BURSTGPT, "burstgpt", [0.0, 40.5, 113.0], [472, 1087, 417], [18, 230, 276]),
         (MOONCAKE, "mooncake", [0.0, 0.0, 3.0], [6758, 7322, 7236], [500, 490, 794]),
         (CSV, "csv", [0.0, 0.5], [120, 900], [40, 12]),
+        (ISO_CSV, "csv", [0.0, 0.5, 1.5, 2.5], [120, 900, 75, 30], [40, 12, 9, 8]),
     ],
 )
 def test_published_formats_are_read_in_order_without_requests_that_failed(
@@ -77,6 +82,23 @@ def test_a_trace_can_be_cut_and_rounded_times_be_spread_over_their_tick(tmp_path
     cut = read(tmp_path, BURSTGPT, "burstgpt,window=30/110")
     assert cut.rows["at_s"].tolist() == [10.5]
     assert cut.duration_s == 80.0
+
+
+def test_requests_with_more_tokens_than_a_model_takes_are_dropped_and_counted(
+    tmp_path: Path,
+) -> None:
+    """The window is that of the whole trace."""
+    cut = read(tmp_path, BURSTGPT, "burstgpt,most_tokens=693,window=113/200")
+    assert cut.rows["prompt_tokens"].tolist() == [417]
+    whole = read(tmp_path, BURSTGPT, "burstgpt,most_tokens=693")
+    assert whole.rows["at_s"].tolist() == [0.0, 113.0]
+    assert "2 requests kept, 1 dropped (failed or empty), 1 dropped (more than 693" in whole.note
+    late = read(
+        tmp_path, BURSTGPT.replace("5,ChatGPT,472,", "5,ChatGPT,4720,"), "burstgpt,most_tokens=693"
+    )
+    assert late.rows["at_s"].tolist() == [113.0]
+    with pytest.raises(SpecError, match=r"no request: 1 dropped .* 3 dropped \(more than 9 tokens"):
+        read(tmp_path, BURSTGPT, "burstgpt,most_tokens=9")
 
 
 def long_trace(tmp_path: Path, size: int = 80) -> str:
@@ -147,9 +169,10 @@ def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
         ("a" * 200_000, "csv", "cannot be read as text: field larger than"),
         ("", "mooncake", "contains no request"),
         (BURSTGPT.replace(",417,276,693,API log", ""), "burstgpt", ":4: expected"),
+        (ISO_CSV.replace("16 07", "16 77"), "csv", ":4: expected 'seconds or YYYY"),
         (AZURE, "azure,window=5", "START/END"),
         (AZURE, "azure,window=900/1000", "no request lies in the window"),
-        (CSV.replace("11.0", "nan"), "csv", ":3: expected 'seconds,tokens,tokens'"),
+        (CSV.replace("11.0", "nan"), "csv", ":3: expected 'seconds or YYYY"),
         (AZURE, "azure,dequantise=-1", "dequantise: Input should be greater"),
     ],
 )

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from client.claims.catalogue import CLAIMS, Claim
+from client.workloads.spec import SpecError
 from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
-from client.workloads.workload_file import WorkloadError, read_workload, write_workload
+from client.workloads.workload_file import read_workload, write_workload
 
 SPEED = Speed(requests_per_s=20.0, request_s=0.4, token_s=0.01)
 AGENTS = Traffic(
@@ -81,5 +82,5 @@ def test_a_request_that_follows_a_later_one_is_refused(tmp_path: Path) -> None:
     for later in (earlier + 1, 9999):  # the request itself, and one that there is not
         changed = text.replace(f'"after": {earlier}', f'"after": {later}', 1)
         (tmp_path / "w").write_text(changed)
-        with pytest.raises(WorkloadError, match="after is the number of an earlier request"):
+        with pytest.raises(SpecError, match="after is the number of an earlier request"):
             read_workload(tmp_path / "w")

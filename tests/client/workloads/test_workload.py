@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from client.workloads.lengths import draw, parse_sizes
 from client.workloads.prompts import plain_prompts
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
-from client.workloads.workload_file import WorkloadError, read_workload, write_workload
+from client.workloads.workload_file import read_workload, write_workload
 
 RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
 
@@ -89,7 +90,7 @@ def test_a_changed_file_is_refused_with_file_and_line(
     write_workload(make(replace(RECIPE, deferred_share=0.0)), path)
     lines = change(path.read_text().splitlines())  # type: ignore[operator]
     path.write_text("\n".join(lines))
-    with pytest.raises(WorkloadError, match=rf"w\.jsonl.*({line})"):
+    with pytest.raises(SpecError, match=rf"w\.jsonl.*({line})"):
         read_workload(path)
 
 
@@ -150,10 +151,39 @@ def test_the_command_makes_and_describes(
     assert found["cv_rate"] > 0.8
     assert main(["make", path, "--arrivals", "burst"]) == 0
     assert main(["describe", path]) == main(["describe", path, "--json"]) == 0
-    *_, told, _, burst = capsys.readouterr().out.splitlines()
+    *_, told, _, _, burst = capsys.readouterr().out.splitlines()
     assert "all at once" in told
     assert json.loads(burst, parse_constant=pytest.fail)["found"]["rate"] is None
     assert main(["describe", str(tmp_path / "none")]) == 2
     assert "none: cannot be read" in capsys.readouterr().err
     assert main(["make", path, "--deadline-s", "3"]) == 2
     assert "--deadline-s has no effect without --deferred-share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rest", ["", ",window=0/20000", ",resample=true"])
+def test_describe_finds_the_busiest_hour_and_the_window_that_cuts_it_out(
+    rest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One request a minute; in the minutes 100 to 130, four."""
+    path, log = str(tmp_path / "w.jsonl"), tmp_path / "log.csv"
+    times = [60 * k for k in range(300)] + [6000 + 20 * k + 7 for k in range(90)]
+    rows = "".join(f"{100 + at},{30 + at % 2},{9}\n" for at in times)
+    log.write_text("arrival,prompt_tokens,output_tokens\n" + rows)
+    assert main(["make", path, "--arrivals", f"trace:csv,path={log}{rest}"]) == 0
+    assert main(["describe", path]) == 0
+    told = capsys.readouterr().out
+    assert "prompt tokens: mean 30.2, sd 0.4, 30..31" in told or rest
+    found = re.search("busiest hour: seconds ([0-9]+) to ([0-9]+), ([0-9.]+) requests/s(.*)", told)
+    assert found
+    start, end = int(found[1]), int(found[2])
+    assert end - start == 3600
+    if rest:
+        assert not found[4]
+        return
+    hours = [sum(at <= t < at + 3600 for t in times) for at in range(18000 - 3600)]
+    assert hours[start] == max(hours)
+    assert float(found[3]) == pytest.approx(max(hours) / 3600, abs=5e-5)
+    window = re.fullmatch("; the trace with (window=.*)", found[4])
+    assert window
+    assert main(["make", path, "--arrivals", f"trace:csv,path={log},{window[1]}"]) == 0
+    assert f"{max(hours)} requests over 3600.000 s" in capsys.readouterr().out
