@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 8660,
     "benchmarks": 6363,
-    "client": 8242,
+    "client": 8266,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
@@ -30,7 +30,7 @@ LINES = {
     "router": 5242,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30688,
+    "tests": 30742,
     "text": 1970,
     "others": 7433,
 }
