@@ -26,7 +26,8 @@ KUBERNETES = DEPLOY / "kubernetes"
 BASE, PRODUCTION = "base", "production"
 REMOTE_MODEL = f"{PRODUCTION} with remote-model"
 TWO_MODELS = f"{PRODUCTION} with two-models"
-VARIANTS = [BASE, PRODUCTION, f"{PRODUCTION} with shards", REMOTE_MODEL, TWO_MODELS]
+GPU = f"{PRODUCTION} with gpu"
+VARIANTS = [BASE, PRODUCTION, f"{PRODUCTION} with shards", REMOTE_MODEL, TWO_MODELS, GPU]
 KUBERNETES_VERSION = "1.37.0"
 # Settings of a cluster's own extensions have no schema in Kubernetes.
 EXTENSIONS = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "Kustomization"}
@@ -133,6 +134,18 @@ def test_in_production_servers_require_the_key_that_routers_send(variant: str) -
         if (name := deployment["metadata"]["name"].removeprefix("second-")) != "eb-model":
             environment = container(deployment)["env"]
             assert {"name": names[name], "valueFrom": key} in environment
+    (monitor,) = of_kind(rendered(variant), "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"]["credentials"] == key["secretKeyRef"]
+
+
+def test_with_gpus_each_server_has_one_and_a_rollout_needs_no_further_one() -> None:
+    deployments = {d["metadata"]["name"]: d for d in of_kind(rendered(GPU), "Deployment")}
+    server = deployments["eb-server"]
+    assert container(server)["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert settings(rendered(GPU), server)["EB_DEVICE"] == "cuda"
+    assert server["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert "nvidia.com/gpu" not in container(deployments["eb-router"])["resources"]["limits"]
 
 
 def settings(objects: list[Object], deployment: Object) -> dict[str, str]:
@@ -175,6 +188,17 @@ def test_pods_have_settings_that_their_programs_accept_and_time_to_end(
             name = deployment["metadata"]["name"]
             names = name, f"{name}.a.svc:80", f"{name}.a.svc.cluster.local", "10.0.0.7"
             assert accepts(found, *names)
+
+
+def test_what_a_server_compiles_or_downloads_lies_on_its_volume() -> None:
+    """The root of the manifests' containers is read-only."""
+    text = (DEPLOY / "server.Dockerfile").read_text()
+    places = dict(re.findall(r"(\w+)=(/\S+)", text))
+    for name in ("HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"):
+        assert Path("/models") in (Path(places[name]), *Path(places[name]).parents)
+    for deployment in of_kind(rendered(BASE), "Deployment"):
+        if container(deployment)["image"].startswith("effective-batching-server"):
+            assert "/models" in {v["mountPath"] for v in container(deployment)["volumeMounts"]}
 
 
 def test_images_run_as_nobody_and_the_routers_holds_all_that_it_imports(tmp_path: Path) -> None:
