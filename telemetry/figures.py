@@ -56,6 +56,16 @@ class Ended(TypedDict):
     cancelled: int
 
 
+Latencies = TypedDict(
+    "Latencies",
+    {"queue-s": Percentiles, "ttft-s": Percentiles, "tpot-s": Percentiles, "e2e-s": Percentiles},
+)
+
+
+class ClassFigures(Ended, Latencies):
+    pass
+
+
 Sums = TypedDict(
     "Sums",
     {
@@ -72,25 +82,13 @@ Sums = TypedDict(
         "deferred-tokens": DeferredTokens,
         "prefix-cache": PrefixCache,
         "drafts": Drafts,
+        "latency-by-num-tokens": list[LatencyByTokens],
+        "by-class": dict[str, ClassFigures],
     },
 )
-Latencies = TypedDict(
-    "Latencies",
-    {"queue-s": Percentiles, "ttft-s": Percentiles, "tpot-s": Percentiles, "e2e-s": Percentiles},
-)
 
 
-class ClassFigures(Ended, Latencies):
-    pass
-
-
-Groups = TypedDict(
-    "Groups",
-    {"latency-by-num-tokens": list[LatencyByTokens], "by-class": dict[str, ClassFigures]},
-)
-
-
-class Figures(Sums, Latencies, Groups):
+class Figures(Sums, Latencies):
     pass
 
 

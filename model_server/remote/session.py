@@ -120,22 +120,26 @@ class ShardsDivergedError(ModelLostError):
 
 
 class Session:
-    """The ranks of one model, which receive the same calls in the same order. `begin` sets `info`
-    and `shape`.
+    """The ranks of one model, which receive the same calls in the same order.
 
     `lose` may be called by any thread, `open` and `start` by the engine's.
     """
 
-    info: RemoteInfo
-    shape: ModelShape
-
     def __init__(
-        self, ranks: ShardRanks, deadline_s: float, on_loss: Callable[[Session], None]
+        self,
+        id: int,
+        ranks: ShardRanks,
+        info: RemoteInfo,
+        shape: ModelShape,
+        deadline_s: float,
+        on_loss: Callable[[Session], None],
     ) -> None:
         """`deadline_s` limits an iteration; heartbeats detect a loss much earlier. `on_loss` is
         called once, by the thread that detects the loss."""
-        self.id = secrets.randbits(64) or 1
+        self.id = id
         self.ranks = ranks
+        self.info = info
+        self.shape = shape
         self.deadline_s = deadline_s
         self.lost: str | None = None
         self._on_loss = on_loss
@@ -296,9 +300,9 @@ def _begin(
                 f"{ranks.name(rank)} was started as rank {info.rank} of {info.shards} shards; "
                 f"expected: rank {rank} of {len(found)}"
             )
-    session = Session(ranks, options.deadline_s, on_loss)
+    id = secrets.randbits(64) or 1
     lost = 0 if before is None else before.id
-    ranks.ask("ClearCache", wire.Session(session=session.id, lost=lost), options.deadline_s)
+    ranks.ask("ClearCache", wire.Session(session=id, lost=lost), options.deadline_s)
     limits = wire.Limits(max_batch_size=options.max_batch_size)
     capacities = ranks.ask("Warmup", limits, options.deadline_s)
     unused = [
@@ -307,7 +311,7 @@ def _begin(
         if info.HasField("unused_gpu")
     ]
     first = found[0]
-    session.info = RemoteInfo(
+    info = RemoteInfo(
         **{name: getattr(first, name) for name in ("name", "parameters", "dtype", "device")},
         note=first.note if first.HasField("note") else None,
         kernels=dict(sorted(first.kernels.items())),
@@ -318,5 +322,5 @@ def _begin(
         shards=len(found),
     )
     blocks = min(capacity.blocks for capacity in capacities)
-    session.shape = ModelShape(first.context, first.vocab_size, capacities[0].block_tokens, blocks)
-    return session
+    shape = ModelShape(first.context, first.vocab_size, capacities[0].block_tokens, blocks)
+    return Session(id, ranks, info, shape, options.deadline_s, on_loss)

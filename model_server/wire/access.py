@@ -97,14 +97,6 @@ class _TokenGuard(grpc.ServerInterceptor):
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}"
 
-        def refuse(_request: Any, context: grpc.ServicerContext) -> Any:
-            context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "the token is missing or wrong (--model-token)",
-            )
-
-        self._refusal: Handler = grpc.unary_unary_rpc_method_handler(refuse)
-
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
@@ -113,4 +105,9 @@ class _TokenGuard(grpc.ServerInterceptor):
         for key, value in details.invocation_metadata:
             if key == HEADER and hmac.compare_digest(str(value), self._expected):
                 return continuation(details)
-        return self._refusal
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+def _refuse(_request: Any, context: grpc.ServicerContext) -> Any:
+    message = "the token is missing or wrong (--model-token)"
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, message)

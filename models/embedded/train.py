@@ -1,7 +1,7 @@
 """Trains the embedded model on the standard library's source: `python -m embedded.train`.
 
 The defaults are the settings of the model that ships with the project. The run can be stopped
-(Ctrl-C, SIGTERM, `--minutes`); the same command continues it.
+(Ctrl-C, `--minutes`); the same command continues it from where it was last saved.
 
 The run itself is in `training.py`. Here are the command and its results (`training.json`): the loss
 on other text, and samples. Forward passes are plain ones, without a KV cache.
@@ -15,7 +15,6 @@ import math
 import os
 import platform
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ from models.embedded.vocabulary import VOCABULARY_FILE, make_encoding, write_ran
 from models.gpt2 import GPT, causal_attention
 from models.weights.loader import load_network, save_checkpoint
 
-SAVE_EVERY_S = 120.0
+SAVE_EVERY_S = 30.0
 REPORTED_STEPS = 100  # over which the reported training loss is averaged
 
 PROMPTS = (
@@ -60,27 +59,18 @@ Figures = Mapping[str, Any]
 
 
 def train(training: Training, state: Path, minutes: float) -> None:
-    """Steps until finished, asked to stop, or out of minutes; progress is saved either way."""
-    stopping: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda received, _frame: stopping.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    """Steps until finished or out of minutes; progress is saved on the way and at the end."""
     began = saved = time.monotonic()
-    try:
-        with tqdm(total=training.settings.steps, initial=len(training.losses), unit="step") as bar:
-            while not (training.finished or stopping or time.monotonic() - began > 60 * minutes):
-                training.step()
-                recent = training.losses[-REPORTED_STEPS:]
-                bar.set_postfix_str(f"loss {sum(recent) / len(recent):.3f}", refresh=False)
-                bar.update()
-                if time.monotonic() - saved > SAVE_EVERY_S:
-                    training.save(state)
-                    saved = time.monotonic()
-    finally:
-        training.save(state)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with tqdm(total=training.settings.steps, initial=len(training.losses), unit="step") as bar:
+        while not (training.finished or time.monotonic() - began > 60 * minutes):
+            training.step()
+            recent = training.losses[-REPORTED_STEPS:]
+            bar.set_postfix_str(f"loss {sum(recent) / len(recent):.3f}", refresh=False)
+            bar.update()
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                training.save(state)
+                saved = time.monotonic()
+    training.save(state)
 
 
 def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path) -> Figures:

@@ -14,7 +14,7 @@ import itertools
 import os
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,25 +53,14 @@ class Corpus:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """All Python files below `folder`; ValueError if there are no training or held-out texts."""
+    """All Python files below `folder`, but the few that are not UTF-8; ValueError if there are no
+    training or held-out texts."""
     training: list[str] = []
     held_out: list[str] = []
     digest = hashlib.sha256()
-    for path, text in _sources(folder):
-        digest.update(f"{path}\0{text}\0".encode())
-        # by a hash of the path, so that a file's set does not depend on other files
-        number = int(hashlib.sha256(path.encode()).hexdigest(), 16)
-        (training if number % HELD_OUT_SHARE else held_out).append(text)
-    if not training or not held_out:
-        raise ValueError(f"too few Python files below {folder} to split into two sets")
-    return Corpus(tuple(training), tuple(held_out), digest.hexdigest())
-
-
-def _sources(folder: Path) -> Iterator[tuple[str, str]]:
-    """(relative path, text) of each source, skipping the few test files that are not UTF-8."""
     paths = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     for relative, path in sorted(paths.items(), key=lambda item: item[0].as_posix()):
-        parts = relative.parts
+        parts, name = relative.parts, relative.as_posix()
         if EXCLUDED_FOLDERS.intersection(parts) or parts[0].startswith(EXCLUDED_PREFIXES):
             continue
         try:
@@ -79,7 +68,13 @@ def _sources(folder: Path) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError:
             continue
         if text.strip():
-            yield relative.as_posix(), text
+            digest.update(f"{name}\0{text}\0".encode())
+            # by a hash of the path, so that a file's set does not depend on other files
+            number = int(hashlib.sha256(name.encode()).hexdigest(), 16)
+            (training if number % HELD_OUT_SHARE else held_out).append(text)
+    if not training or not held_out:
+        raise ValueError(f"too few Python files below {folder} to split into two sets")
+    return Corpus(tuple(training), tuple(held_out), digest.hexdigest())
 
 
 def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
