@@ -48,14 +48,14 @@ from runtime.grammar.grammars import Grammars
 from scheduling.contract import PolicyOptionError
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import IN_ORDER, options_of, with_deferred
-from seams import Policy
+from seams import LoadError, Policy
 from serving.config import Config
 from serving.thread import Engine, Load, load_configured_model
 from telemetry.journal import check_writable
 from telemetry.stats import Stats
 from telemetry.tracing import start_tracing
 from text.chat import load_chat_template
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent
@@ -74,7 +74,7 @@ def policy_of_mode(config: Config, predictor: Predictor) -> Policy:
 
 
 def sampling_defaults(config: Config) -> SamplingDefaults:
-    """Raises VocabularyError."""
+    """Raises LoadError."""
     if not config.generation_config:
         return SamplingDefaults()
     return load_sampling_defaults(config.model, config.revision)
@@ -212,7 +212,7 @@ def main() -> None:
         _check_port(config)
         if config.record is not None:
             check_writable(config.record)
-    except (VocabularyError, PolicyOptionError, OSError) as error:
+    except (LoadError, PolicyOptionError, OSError) as error:
         sys.exit(f"server.sh: {error}")
     print(
         f"{config.mode}, model {config.model}, {config.url}: {config.threads} threads, for "

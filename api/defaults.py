@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api import limits
 from api.http.errors import explain
+from models.fetch import locate
 from models.names import EMBEDDED, RANDOM_PREFIX
-from seams import Sampling
-from text.tokenizer import VocabularyError
-from text.vocabulary import locate_files, read_object
+from seams import LoadError, Sampling
+from text.vocabulary import read_object
 
 FILE = "generation_config.json"
 TopK = Annotated[int, Field(ge=-1, le=limits.MOST)]
@@ -55,10 +55,10 @@ NAMES = set(SamplingDefaults.model_fields)
 
 
 def load_sampling_defaults(model: str, revision: str | None = None) -> SamplingDefaults:
-    """Of what `--model` names. Raises VocabularyError."""
+    """Of what `--model` names. Raises LoadError."""
     if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
         return SamplingDefaults()
-    path = locate_files(model, revision)
+    path = locate(model, revision)
     if path.is_file():  # GGUF
         return SamplingDefaults()
     file = path / FILE
@@ -67,6 +67,6 @@ def load_sampling_defaults(model: str, revision: str | None = None) -> SamplingD
         return SamplingDefaults.model_validate(said)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise VocabularyError(
+        raise LoadError(
             f"{file}: {explain(found, SamplingDefaults)}; --generation-config false ignores it"
         ) from None

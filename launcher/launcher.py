@@ -21,7 +21,7 @@ from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from model_server.shards import shards_here
 from model_server.supervisor import Command, IsReady, ProcessGroup, Supervisor, TakeLine
-from model_server.wire.access import AccessError
+from seams import LoadError
 from serving.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def launch(config: LauncherConfig, server: Config) -> int:
         model = model_server(config, server, f"unix:{config.socket or f'{folder}/model'}")
         try:
             shards = shards_here(model, environment)
-        except (AccessError, OSError) as error:
+        except (LoadError, OSError) as error:
             log.error("error: %s", error)
             return 1
         program = http_server(server, model.listen, environment)

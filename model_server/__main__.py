@@ -29,13 +29,12 @@ from model_server.serving.service import (
 )
 from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
-from model_server.wire.access import Access, AccessError
+from model_server.wire.access import Access
 from models.names import local_path
 from runtime.grammar.grammars import Grammars
 from seams import LoadError
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
-from text.tokenizer import VocabularyError
 
 RECORD_S = 2.0  # to write the last lines of --record
 
@@ -46,7 +45,7 @@ def main(args: Sequence[str]) -> None:
         serve_model(config)
     try:
         print(_download(config) if isinstance(config, DownloadConfig) else _quantize(config))
-    except (LoadError, VocabularyError) as error:
+    except LoadError as error:
         sys.exit(f"model-server: {error}")
 
 
@@ -62,7 +61,7 @@ def serve_model(config: ServeConfig) -> NoReturn:
     )
     try:
         status = watch(config) if config.rank is None else run(config, config.rank)
-    except (AccessError, OSError, LoadError) as error:
+    except (OSError, LoadError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         status = 1
     sys.stdout.flush()
@@ -70,7 +69,7 @@ def serve_model(config: ServeConfig) -> NoReturn:
 
 
 def watch(config: ServeConfig) -> int:
-    """Runs all shards on this machine. Raises AccessError, OSError."""
+    """Runs all shards on this machine. Raises OSError, LoadError."""
     supervisor = Supervisor([shards_here(config)])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: supervisor.stop())
@@ -80,7 +79,7 @@ def watch(config: ServeConfig) -> int:
 
 
 def run(config: ServeConfig, rank: int) -> int:
-    """Runs one shard until it is stopped. Raises AccessError, OSError, LoadError."""
+    """Runs one shard until it is stopped. Raises OSError, LoadError."""
     access = Access(config.model_token, config.model_tls)
     service = ModelService(
         ShardWorker(),

@@ -40,7 +40,7 @@ from models.weights.source import CHUNK_VALUES, WeightSource, quantise_int8, sha
 from seams import LoadError
 from text.chat import PLAIN, TEMPLATE_FILE, TOOL_FILE, templates_of
 from text.gguf_vocabulary import CUTS, from_metadata
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer
 from text.vocabulary import MAP_FILE, SETTINGS_FILE, hub_tokenizer, load_tokenizer
 
 # what a server reads besides the weights
@@ -69,7 +69,7 @@ def quantise(
     model: str, out: Path, revision: str | None = None, weights: str = "int8"
 ) -> Quantised:
     """Writes the checkpoint `model`, at a revision, to `out`, a new or empty folder, with weights
-    of a type: int8, q8_0 or q4_0. Raises LoadError, VocabularyError."""
+    of a type: int8, q8_0 or q4_0. Raises LoadError."""
     if model.startswith(RANDOM_PREFIX):
         raise LoadError(
             f"model '{model}' has no checkpoint; --dtype int8 quantises it when it is loaded"
@@ -187,7 +187,7 @@ def from_file(path: Path, out: Path, kind: Kind) -> None:
 
 
 def from_folder(folder: Path, out: Path, kind: Kind) -> None:
-    """Raises LoadError, VocabularyError, OSError."""
+    """Raises LoadError, OSError."""
     source = FolderSource(folder)
     if not isinstance(source.config, Description):
         raise LoadError(f"{folder}: GPT-2 is not written as GGUF; allowed for it: int8")
@@ -322,12 +322,12 @@ def _as_a_file_says(config: Description) -> Description:
 
 
 def _vocabulary_of(folder: Path, vocab_size: int) -> Keys:
-    """A byte-level vocabulary and the chat template. Raises VocabularyError."""
+    """A byte-level vocabulary and the chat template. Raises LoadError."""
     tokenizer, hub = load_tokenizer(str(folder)), hub_tokenizer(folder)
     if not isinstance(hub.decoder, decoders.ByteLevel):
-        raise VocabularyError(f"{folder}: allowed for GGUF: a tokenizer.json of byte-level BPE")
+        raise LoadError(f"{folder}: allowed for GGUF: a tokenizer.json of byte-level BPE")
     if tokenizer.vocab_size > vocab_size:
-        raise VocabularyError(
+        raise LoadError(
             f"{folder}: the vocabulary has {tokenizer.vocab_size} tokens; allowed: {vocab_size}"
         )
     keys = {
@@ -339,12 +339,12 @@ def _vocabulary_of(folder: Path, vocab_size: int) -> Keys:
         if made.encode(PROBE) == tokenizer.encode(PROBE):
             break
     else:
-        raise VocabularyError(
+        raise LoadError(
             f"{folder}: it cuts text in another way than the pre-tokenizers of GGUF files that are "
             f"supported: {', '.join(CUTS)}"
         )
     if made.end_ids != tokenizer.end_ids or made.bos_id != tokenizer.bos_id:
-        raise VocabularyError(f"{folder}: its end tokens are more than a GGUF file can name")
+        raise LoadError(f"{folder}: its end tokens are more than a GGUF file can name")
     template = templates_of(folder)["default"]
     return keys if template == PLAIN else {**keys, "tokenizer.chat_template": template}
 

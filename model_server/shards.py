@@ -74,7 +74,7 @@ def group_of(
 
 
 def shards_here(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> ProcessGroup:
-    """All shards of a model server, on this machine. Raises AccessError, OSError."""
+    """All shards of a model server, on this machine. Raises LoadError, OSError."""
     access = Access(config.model_token, config.model_tls)
     access.check(config.listen)
     for rank in range(config.shards):

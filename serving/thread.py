@@ -67,7 +67,7 @@ def load_configured_model(config: Config) -> LoadedModel:
 def find_remote_model(config: Config, address: str) -> RemoteModel:
     """Waits for it. Raises LoadError."""
     from model_server.remote.model import RemoteModel
-    from model_server.remote.session import RemoteModelError, RemoteOptions
+    from model_server.remote.session import RemoteOptions
     from model_server.wire.access import Access
 
     options = RemoteOptions(
@@ -79,10 +79,7 @@ def find_remote_model(config: Config, address: str) -> RemoteModel:
         patience_s=config.model_patience,
         deadline_s=config.model_deadline,
     )
-    try:
-        return RemoteModel(options)
-    except RemoteModelError as error:
-        raise LoadError(f"--remote-model {address}: {error}") from error
+    return RemoteModel(options)
 
 
 def collect_less() -> None:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.fetch import locate
 from models.names import EMBEDDED, GGUF_SUFFIX, RANDOM_PREFIX
+from models.weights.gguf_header import read_header
+from seams import LoadError
 from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer
 from text.tools import conversation
 from text.tools.conversation import Message, Tool
 from text.tools.forms import HERMES, form_of
-from text.vocabulary import locate_files, read_metadata, read_names, read_settings
+from text.vocabulary import read_names, read_settings
 
 PLAIN = """\
 {% for message in messages %}
@@ -170,16 +173,16 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def load_chat_template(
     model: str, tokenizer: Tokenizer, revision: str | None = None
 ) -> ChatTemplate:
-    """The template of the model that `--model` names. Raises VocabularyError."""
+    """The template of the model that `--model` names. Raises LoadError."""
     if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
         return ChatTemplate(PLAIN, tokenizer, {})
-    path = locate_files(model, revision)
+    path = locate(model, revision)
     if path.suffix == GGUF_SUFFIX:
         return _from_gguf(path, tokenizer)
     names = read_names(path, tokenizer.special_ids)
     try:
         templates = templates_of(path)
-    except VocabularyError as error:
+    except LoadError as error:
         template = ChatTemplate(PLAIN, tokenizer, names)
         template.unreadable = str(error)
         return template
@@ -187,7 +190,7 @@ def load_chat_template(
 
 
 def templates_of(folder: Path) -> dict[str, str]:
-    """By name; there is always a default. Raises VocabularyError."""
+    """By name; there is always a default. Raises LoadError."""
     files = {"default": TEMPLATE_FILE, TOOL_USE: TOOL_FILE}
     try:
         declared = read_settings(folder).get("chat_template")
@@ -199,18 +202,18 @@ def templates_of(folder: Path) -> dict[str, str]:
                 templates[name] = path.read_text(encoding="utf-8")
         return {"default": templates.pop("default"), **templates}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise VocabularyError(f"{folder}: the chat template cannot be read: {error}") from error
+        raise LoadError(f"{folder}: the chat template cannot be read: {error}") from error
 
 
 def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
-    metadata = read_metadata(path)
+    metadata = read_header(path).metadata
     names = {}
     for name, key in NAMED_TOKENS.items():
         token = metadata.get(f"tokenizer.ggml.{key}")
         if token is None:
             continue
         if type(token) is not int:
-            raise VocabularyError(f"{path}: tokenizer.ggml.{key} is {token!r}; allowed: an id")
+            raise LoadError(f"{path}: tokenizer.ggml.{key} is {token!r}; allowed: an id")
         names[name] = tokenizer.token_bytes(token).decode(errors="replace")
     source = str(metadata.get(GGUF_KEY, PLAIN))
     of_tools = metadata.get(f"{GGUF_KEY}.{TOOL_USE}")

@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import BPE
 
+from seams import LoadError
 from text.tokenizer import (
     SPACE,
     Tokenizer,
-    VocabularyError,
     byte_level,
     encoder,
     sentencepiece,
@@ -75,13 +75,13 @@ CUTS = {
 
 def from_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """The tokenizer that the keys `tokenizer.ggml.*` of a GGUF file describe. `source` names the
-    file in errors. Raises VocabularyError."""
+    file in errors. Raises LoadError."""
     try:
         return _Vocabulary(metadata, source).tokenizer()
-    except VocabularyError:
+    except LoadError:
         raise
     except Exception as error:  # of lists with wrong types or lengths, or of the library
-        raise VocabularyError(f"{source}: the vocabulary cannot be read: {error}") from error
+        raise LoadError(f"{source}: the vocabulary cannot be read: {error}") from error
 
 
 class _Vocabulary:
@@ -92,9 +92,9 @@ class _Vocabulary:
         self._types: list[int] = self._list("token_type", len(self._tokens))
         self._id_of = {text: token for token, text in enumerate(self._tokens)}
         if len(self._id_of) != len(self._tokens):
-            raise VocabularyError(f"{source}: tokenizer.ggml.tokens contains a token twice")
+            raise LoadError(f"{source}: tokenizer.ggml.tokens contains a token twice")
         if max(map(len, self._tokens)) > _MOST_CHARACTERS:
-            raise VocabularyError(f"{source}: a token is longer than {_MOST_CHARACTERS} characters")
+            raise LoadError(f"{source}: a token is longer than {_MOST_CHARACTERS} characters")
 
     def tokenizer(self) -> Tokenizer:
         kind = self._get("model")
@@ -105,7 +105,7 @@ class _Vocabulary:
             hub, adds_bos = self._sentencepiece(), True
             spelled = sentencepiece
         else:
-            raise VocabularyError(
+            raise LoadError(
                 f"{self._source}: tokenizer.ggml.model is {kind!r}; allowed: gpt2, llama"
             )
         ends, bos = self._ends(), self._id("bos_token_id")
@@ -120,7 +120,7 @@ class _Vocabulary:
         if not self._get("add_bos_token", adds_bos):
             bos = None
         elif bos is None:
-            raise VocabularyError(f"{self._source}: tokenizer.ggml.bos_token_id is missing")
+            raise LoadError(f"{self._source}: tokenizer.ggml.bos_token_id is missing")
         return Tokenizer(
             encoder(hub),
             {
@@ -135,7 +135,7 @@ class _Vocabulary:
     def _byte_level(self) -> tuple[HubTokenizer, bool]:
         name = self._get("pre", "default")
         if name not in CUTS:
-            raise VocabularyError(
+            raise LoadError(
                 f"{self._source}: the pre-tokenizer (tokenizer.ggml.pre) is {name!r}; allowed: "
                 f"{', '.join(CUTS)}"
             )
@@ -190,7 +190,7 @@ class _Vocabulary:
     def _id(self, name: str) -> int | None:
         token = self._get(name)
         if token is not None and not 0 <= token < len(self._tokens):
-            raise VocabularyError(
+            raise LoadError(
                 f"{self._source}: tokenizer.ggml.{name} is {token}; allowed: 0 to "
                 f"{len(self._tokens) - 1}"
             )
@@ -202,9 +202,9 @@ class _Vocabulary:
     def _list(self, name: str, length: int | None = None) -> list[Any]:
         values = self._get(name)
         if not values:
-            raise VocabularyError(f"{self._source}: tokenizer.ggml.{name} is missing")
+            raise LoadError(f"{self._source}: tokenizer.ggml.{name} is missing")
         if length is not None and len(values) != length:
-            raise VocabularyError(
+            raise LoadError(
                 f"{self._source}: tokenizer.ggml.{name} has {len(values)} entries; "
                 f"tokenizer.ggml.tokens has {length}"
             )

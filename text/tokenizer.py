@@ -29,10 +29,6 @@ _WORD = re.compile(r"\w")
 _SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 
 
-class VocabularyError(Exception):
-    """A vocabulary that cannot be loaded; the message says what was found and what is allowed."""
-
-
 class EncodingError(ValueError):
     """A text that the vocabulary's library cannot cut into tokens."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ from models.fetch import locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import read_header
 from seams import LoadError
-from text.tokenizer import Tokenizer, VocabularyError, byte_level, encoder, sentencepiece
+from text.tokenizer import Tokenizer, byte_level, encoder, sentencepiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
@@ -47,30 +47,22 @@ _CLASS_OF_MODEL = {"gpt2": _GPT2}  # whose published files name no class
 
 def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
     """The vocabulary of what `--model` names, at a revision of the hub; its files are fetched where
-    they are missing. Raises VocabularyError."""
+    they are missing. Raises LoadError."""
     if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
         if (name := model.removeprefix(RANDOM_PREFIX)) not in (EMBEDDED, *RANDOM_NAMES):
-            raise VocabularyError(
+            raise LoadError(
                 f"model '{RANDOM_PREFIX}{name}' is unknown; allowed: {', '.join(RANDOM_NAMES)}"
             )
         return _from_tiktoken(_read(load_embedded_encoding, "the embedded vocabulary"))
-    path = locate_files(model, revision)
+    path = locate(model, revision)
     return _from_folder(path) if path.is_dir() else _from_gguf(path)
-
-
-def locate_files(model: str, revision: str | None) -> Path:
-    """As `models.fetch.locate`. Raises VocabularyError."""
-    try:
-        return locate(model, revision)
-    except LoadError as error:
-        raise VocabularyError(str(error)) from error
 
 
 def _read(load: Callable[[], Any], what: str) -> Any:
     try:
         return load()
     except Exception as error:  # each format's library raises kinds of its own, some undocumented
-        raise VocabularyError(f"{what} cannot be read: {error}") from error
+        raise LoadError(f"{what} cannot be read: {error}") from error
 
 
 def _from_tiktoken(encoding: tiktoken.Encoding) -> Tokenizer:
@@ -88,15 +80,7 @@ def _from_gguf(path: Path) -> Tokenizer:
     # imported here: the other vocabularies should not wait for it
     from text.gguf_vocabulary import from_metadata
 
-    return from_metadata(read_metadata(path), str(path))
-
-
-def read_metadata(path: Path) -> Mapping[str, Any]:
-    """Of a GGUF file. Raises VocabularyError."""
-    try:
-        return read_header(path).metadata
-    except LoadError as error:
-        raise VocabularyError(str(error)) from None
+    return from_metadata(read_header(path).metadata, str(path))
 
 
 def _from_folder(folder: Path) -> Tokenizer:
@@ -135,7 +119,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def hub_tokenizer(folder: Path) -> HubTokenizer:
-    """Of the first of its files that can be read. Raises VocabularyError."""
+    """Of the first of its files that can be read. Raises LoadError."""
     # imported here: the other vocabularies should not wait for it
     from tokenizers import Tokenizer as HubTokenizer
 
@@ -144,12 +128,12 @@ def hub_tokenizer(folder: Path) -> HubTokenizer:
     if path.exists():
         try:
             return cast("HubTokenizer", _read(lambda: HubTokenizer.from_file(str(path)), str(path)))
-        except VocabularyError as error:
+        except LoadError as error:
             if not has_parts:
                 raise
             print(f"{error}; {parts[0]} is read in its place", file=sys.stderr, flush=True)
     if not has_parts:
-        raise VocabularyError(f"{folder} contains no vocabulary; allowed: {_FOLDER_ALLOWED}")
+        raise LoadError(f"{folder} contains no vocabulary; allowed: {_FOLDER_ALLOWED}")
     return cast("HubTokenizer", _read(lambda: _of_gpt2(folder, *parts), ", ".join(map(str, parts))))
 
 
@@ -179,7 +163,7 @@ def _of_gpt2(folder: Path, vocab: Path, merges: Path) -> HubTokenizer:
 
 def _is_byte_level(hub: HubTokenizer, folder: Path) -> bool:
     """Whether its tokens are bytes as visible characters, and not SentencePiece's with bytes where
-    a character is missing. Raises VocabularyError for others."""
+    a character is missing. Raises LoadError for others."""
     from tokenizers import decoders, models
 
     model, decoder = hub.model, hub.decoder
@@ -189,7 +173,7 @@ def _is_byte_level(hub: HubTokenizer, folder: Path) -> bool:
         if model.byte_fallback and decoder is not None and decoder.decode(["<0x41>"]) == "A":
             return False
     names = [None if part is None else type(part).__name__ for part in (model, decoder)]
-    raise VocabularyError(
+    raise LoadError(
         f"{folder}/tokenizer.json: model and decoder are {names[0]} and {names[1]}; allowed: BPE "
         "with ByteLevel, or with byte_fallback and a Sequence that contains ByteFallback"
     )
@@ -220,7 +204,7 @@ def _composed(hub: HubTokenizer) -> int:
 
 def _bos_id(folder: Path, hub: HubTokenizer) -> int | None:
     """The token that begins a prompt: as `add_bos_token` says, or else the one that the
-    post-processor puts before a text. Raises VocabularyError."""
+    post-processor puts before a text. Raises LoadError."""
     asked = read_settings(folder).get("add_bos_token")
     if isinstance(asked, bool):
         names = read_names(folder, hub.get_vocab(with_added_tokens=True))
@@ -245,7 +229,7 @@ def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
 
 
 def read_names(folder: Path, known: Container[str]) -> dict[str, str]:
-    """Name -> token. A class's token counts if it is `known`. Raises VocabularyError."""
+    """Name -> token. A class's token counts if it is `known`. Raises LoadError."""
     settings = read_settings(folder)
     kind = settings.get("tokenizer_class")
     if kind is None:
@@ -269,18 +253,18 @@ def content(token: Any) -> str | None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Raises VocabularyError."""
+    """Raises LoadError."""
     return read_object(folder / SETTINGS_FILE)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Of a JSON file that may be absent. Raises VocabularyError."""
+    """Of a JSON file that may be absent. Raises LoadError."""
     if not path.exists():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise VocabularyError(f"{path} cannot be read: {error}") from error
+        raise LoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise VocabularyError(f"{path} cannot be read: it is no object")
+        raise LoadError(f"{path} cannot be read: it is no object")
     return value

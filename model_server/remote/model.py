@@ -14,12 +14,11 @@ from typing import Any
 
 from model_server.remote.session import (
     NotYetError,
-    RemoteModelError,
     RemoteOptions,
     Session,
     begin,
 )
-from seams import ModelLostError, Opening, Outcome, Step
+from seams import LoadError, ModelLostError, Opening, Outcome, Step
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class RemoteModel:
     """A `seams.Model`. Another thread calls `on_return` whenever the model is back."""
 
     def __init__(self, options: RemoteOptions) -> None:
-        """Waits for the model server. Raises RemoteModelError."""
+        """Waits for the model server. Raises LoadError."""
         self.options = options
         self.on_return: Callable[[], None] = lambda: None
         self.lost: str | None = None
@@ -113,11 +112,11 @@ class RemoteModel:
 
     def _require_same(self, session: Session) -> None:
         """Checks the properties on which the ledger and the clients rely. Raises
-        RemoteModelError."""
+        LoadError."""
         was, came = self._present.shape, session.shape
         if came._replace(blocks=was.blocks) != was or came.blocks < was.blocks:
             session.ranks.close()
-            raise RemoteModelError(f"the model has changed: it is {came} and was {was}")
+            raise LoadError(f"the model has changed: it is {came} and was {was}")
 
     def _first_session(self) -> Session:
         pause, waits_for = threading.Event(), ""

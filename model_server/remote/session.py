@@ -14,8 +14,8 @@ import grpc
 
 from model_server.wire import messages, model_pb2_grpc
 from model_server.wire import model_pb2 as wire
-from model_server.wire.access import Access, AccessError
-from seams import DeviceMemoryError, ModelLostError, Opening, OpeningError, Outcome, Step
+from model_server.wire.access import Access
+from seams import DeviceMemoryError, LoadError, ModelLostError, Opening, OpeningError, Outcome, Step
 
 # errors for the engine; any other status means that the model is lost
 ERRORS: dict[grpc.StatusCode, Callable[[str], Exception]] = {
@@ -30,10 +30,6 @@ FINAL = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 ANY_HOST = ("0.0.0.0", "[::]")
-
-
-class RemoteModelError(Exception):
-    """A model server that waiting will not make usable; the message says why."""
 
 
 class NotYetError(Exception):
@@ -78,7 +74,7 @@ class ModelShape(NamedTuple):
 
 
 class ShardRanks:
-    """Raises AccessError. Nothing is connected before the first call."""
+    """Raises LoadError. Nothing is connected before the first call."""
 
     def __init__(self, addresses: Sequence[str], access: Access) -> None:
         self.addresses = addresses
@@ -249,8 +245,8 @@ def begin(
     options: RemoteOptions, on_loss: Callable[[Session], None], before: Session | None = None
 ) -> Session:
     """Starts a session in TGI's order: discovery, info, clearing the cache, then warm-up, which
-    overwrites the cache. `before`: the session that was lost. Raises NotYetError,
-    RemoteModelError."""
+    overwrites the cache. `before`: the session that was lost. Raises NotYetError, and LoadError if
+    waiting will not make it usable."""
     ranks = None
     try:
         ranks = ShardRanks([options.address], options.access)
@@ -264,11 +260,9 @@ def begin(
     except Exception as error:
         if ranks is not None:
             ranks.close()
-        if isinstance(error, AccessError):
-            raise RemoteModelError(str(error)) from None
         if isinstance(error, grpc.RpcError):
             reason = f"{options.address}: {describe(error)}"
-            raise (RemoteModelError if error.code() in FINAL else NotYetError)(reason) from None
+            raise (LoadError if error.code() in FINAL else NotYetError)(reason) from None
         raise
 
 
@@ -291,12 +285,12 @@ def _begin(
             ("--mode", info.layout, options.mode),
         ):
             if there != here:
-                raise RemoteModelError(
+                raise LoadError(
                     f"{ranks.name(rank)} was started with {option} {there}, this server with "
                     f"{option} {here}"
                 )
         if (info.rank, info.shards) != (rank, len(found)):
-            raise RemoteModelError(
+            raise LoadError(
                 f"{ranks.name(rank)} was started as rank {info.rank} of {info.shards} shards; "
                 f"expected: rank {rank} of {len(found)}"
             )

@@ -270,7 +270,7 @@ def serve(
     service: ModelService, load: Callable[[], ShardService], address: str, access: Access
 ) -> int:
     """Serves until SIGTERM or until the model fails for good; returns the exit status. Call it in
-    the main thread, which then owns the model. Raises AccessError, OSError, and the errors of
+    the main thread, which then owns the model. Raises LoadError, OSError, and the errors of
     `load`."""
     worker = service.worker
     server = grpc.server(

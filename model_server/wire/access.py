@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from seams import LoadError
+
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 TLS_FILES = ("ca.pem", "key.pem", "cert.pem")  # in the folder of --model-tls
@@ -29,10 +31,6 @@ OPTIONS = [
 ]
 
 
-class AccessError(ValueError):
-    """An address or a secret that cannot be used; the message says what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """`token`: both sides have it. `tls`: folder with ca.pem, key.pem and cert.pem."""
@@ -41,20 +39,20 @@ class Access:
     tls: str | None = None
 
     def check(self, address: str) -> None:
-        """Raises AccessError."""
+        """Raises LoadError."""
         if address.startswith("unix:"):
             return
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise AccessError(f"'{address}' is not an address; allowed: unix:/PATH, or HOST:PORT")
+            raise LoadError(f"'{address}' is not an address; allowed: unix:/PATH, or HOST:PORT")
         if self.token is None and self.tls is None:
-            raise AccessError(
+            raise LoadError(
                 f"{address} is open to others: it needs a token (--model-token) or TLS "
                 "(--model-tls); a Unix socket (unix:/PATH) needs neither"
             )
 
     def listen(self, server: grpc.Server, address: str) -> None:
-        """Raises AccessError, OSError."""
+        """Raises LoadError, OSError."""
         self.check(address)
         try:
             if self.tls is None or address.startswith("unix:"):
@@ -68,7 +66,7 @@ class Access:
             raise OSError(f"cannot listen on {address}: {error}") from error
 
     def channel(self, address: str) -> grpc.Channel:
-        """Raises AccessError. Nothing is connected yet."""
+        """Raises LoadError. Nothing is connected yet."""
         self.check(address)
         if self.tls is None or address.startswith("unix:"):
             return grpc.insecure_channel(address, OPTIONS)
@@ -88,7 +86,7 @@ class Access:
         try:
             return [(Path(self.tls) / name).read_bytes() for name in TLS_FILES]
         except OSError as error:
-            raise AccessError(f"TLS needs {', '.join(TLS_FILES)} in {self.tls}: {error}") from error
+            raise LoadError(f"TLS needs {', '.join(TLS_FILES)} in {self.tls}: {error}") from error
 
 
 class _TokenGuard(grpc.ServerInterceptor):

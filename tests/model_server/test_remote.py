@@ -16,7 +16,6 @@ from engine.inference import Inference
 from model_server.remote.model import RemoteModel
 from model_server.remote.session import (
     NotYetError,
-    RemoteModelError,
     RemoteOptions,
     ShardsDivergedError,
     begin,
@@ -25,8 +24,8 @@ from model_server.remote.session import (
 from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
-from model_server.wire.access import Access, AccessError
-from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
+from model_server.wire.access import Access
+from seams import DeviceMemoryError, LoadError, ModelLostError, Opening, Sampling, Step
 from tests.batching.modes import MODES, Mode
 from tests.batching.virtual import Records, drive
 from tests.model_server.served import Served, connected, served, stub, unix
@@ -196,16 +195,16 @@ def test_a_server_and_a_model_server_that_do_not_match_say_so(tmp_path: Path) ->
         for name, value in (("model", "gpt2"), ("mode", "static"), ("max_batch_size", 65)):
             asked: Any = {name: value}
             with (
-                pytest.raises(RemoteModelError, match=f"{value}"),
+                pytest.raises(LoadError, match=f"{value}"),
                 connected(server.address, **asked),
             ):
                 pass
 
 
 def test_a_network_address_needs_a_secret() -> None:
-    with pytest.raises(AccessError, match="needs a token"):
+    with pytest.raises(LoadError, match="needs a token"):
         Access().check("127.0.0.1:5000")
-    with pytest.raises(AccessError, match="unix:/PATH, or HOST:PORT"):
+    with pytest.raises(LoadError, match="unix:/PATH, or HOST:PORT"):
         Access("secret").check("somewhere")
 
 
@@ -243,5 +242,5 @@ def test_only_clients_with_a_certificate_of_the_same_authority_or_the_token_are_
             for stranger in strangers:
                 options = RemoteOptions(address, stranger, "hash", "dynamic", 8, 5.0, 5.0)
                 refused = "UNAVAILABLE" if access is ours else "token is missing or wrong"
-                with pytest.raises((NotYetError, RemoteModelError), match=refused):
+                with pytest.raises((NotYetError, LoadError), match=refused):
                     begin(options, lambda _: None)

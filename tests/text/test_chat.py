@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer as HubTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from seams import LoadError
 from tests.models.tokenizer_files import byte_level
 from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
 from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
-from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer, read_names
 
 TEMPLATE = """\
@@ -98,7 +98,7 @@ def test_the_template_of_a_gguf_file_is_used_with_its_tokens(tmp_path: Path) -> 
     ids = template.encode([{"role": "user", "content": "a<|im_end|>"}])
     assert ids == [1, *tokenizer.encode("a<|im_end|>"), 2]
     llama.write_gguf(fields, path, {"tokenizer.ggml.padding_token_id": "an id"})
-    with pytest.raises(VocabularyError, match=r"padding_token_id is .*; allowed: an id"):
+    with pytest.raises(LoadError, match=r"padding_token_id is .*; allowed: an id"):
         load_chat_template(str(path), tokenizer)
 
 

@@ -16,10 +16,11 @@ from tokenizers import Tokenizer as HubTokenizer
 from transformers import GPT2Tokenizer
 
 from models.embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
+from seams import LoadError
 from tests.models.tokenizer_files import TOKENIZERS
 from tests.support.hash_app import byte_tokenizer
 from tests.text.strings import c_calls
-from text.tokenizer import Detokenizer, EncodingError, Tokenizer, VocabularyError
+from text.tokenizer import Detokenizer, EncodingError, Tokenizer
 from text.vocabulary import load_tokenizer
 
 TEXT = "def f(x):\n    return x + 1 # the cat\n"
@@ -136,7 +137,7 @@ def test_a_checkpoints_own_files_say_which_tokens_end_a_text(
 @pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config"])
 def test_a_file_that_cannot_be_read_is_named(hub: HubTokenizer, tmp_path: Path, name: str) -> None:
     save(hub, tmp_path, "tokenizer.json", **{name: [1, 2]})
-    with pytest.raises(VocabularyError, match=f"/{name}.json cannot be read"):
+    with pytest.raises(LoadError, match=f"/{name}.json cannot be read"):
         load_tokenizer(str(tmp_path))
 
 
@@ -183,7 +184,7 @@ def test_random_models_are_read_with_the_embedded_vocabulary_and_others_are_refu
     assert random.encode(TEXT) == embedded.encode(TEXT)
     assert random.token_bytes(50_000).decode() == "<|50000|>"
     for model in ("no-such-folder", "random:gpt5", "random:"):
-        with pytest.raises(VocabularyError, match="gpt2-medium"):
+        with pytest.raises(LoadError, match="gpt2-medium"):
             load_tokenizer(model)
 
 
@@ -196,7 +197,7 @@ def test_where_a_file_cannot_be_read_those_beside_it_are(
     assert load_tokenizer(str(tmp_path)).encode(TEXT) == hub.encode(TEXT).ids
     assert "vocab.json is read in its place" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
-    with pytest.raises(VocabularyError, match="is Qwen2Tokenizer; allowed without"):
+    with pytest.raises(LoadError, match="is Qwen2Tokenizer; allowed without"):
         load_tokenizer(str(tmp_path))
 
 
@@ -254,7 +255,7 @@ def test_folders_without_a_vocabulary_of_bytes_are_refused(
 ) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(VocabularyError, match=reason):
+    with pytest.raises(LoadError, match=reason):
         load_tokenizer(str(tmp_path))
 
 

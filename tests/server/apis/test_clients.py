@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from benchmarks.peers.environments import BUILD
+from models.weights.gguf_header import read_header
 from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
 from tests.peers import asked
 from tests.server.apis import clients
 from tests.smollm2 import FILE, NO_NETWORK
 from tests.support.process import serving
 from text.gguf_vocabulary import _Vocabulary
-from text.vocabulary import load_tokenizer, read_metadata
+from text.vocabulary import load_tokenizer
 
 PYTHON: Mapping[str, Sequence[str]] = {
     "openai": ["openai==3.57.0"],
@@ -207,7 +208,7 @@ def test_lm_eval_reads_the_log_likelihoods_of_transformers(url: str, tmp_path: P
     """Each question is followed by the next one, as more of them or as another text."""
     pairs = itertools.product(itertools.pairwise(QUESTIONS), "\n ")
     cases = [(question, separator + after) for (question, after), separator in pairs]
-    hub, _ = _Vocabulary(read_metadata(FILE), str(FILE))._byte_level()
+    hub, _ = _Vocabulary(read_header(FILE).metadata, str(FILE))._byte_level()
     hub.save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
