@@ -27,7 +27,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.plan import planned, schedule
 from client.comparison.runs import calibrated, carry_out, limits_of
 from client.load.live import clock_in, say
-from client.load.machine import Company, commit, machine, versions
+from client.load.machine import Company, commit, machine, policy_sha256, versions
 from client.load.records import make_folder
 from client.load.servers.processes import end_as_ctrl_c
 from client.load.servers.stats import note_of
@@ -74,6 +74,11 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
         "versions": versions(),
         "model": options.model,
         "systems": [c.name for c in options.systems],
+        "policies_sha256": {
+            c.name: digest
+            for c in options.systems
+            if (digest := policy_sha256(c.name.partition(":")[2])) is not None
+        },
         "recipe": used(options.recipe),
     }
     played: list[Played] = []

@@ -32,7 +32,7 @@ SHAPES = ("constant", "poisson", "gamma:cv=3", "plan:low", "plan:medium", "plan:
 def load(folder: Path) -> None:
     """Arrivals per hundredth of the time for every shape, one scale, with what it measures as."""
     figure, panels = plt.subplots(
-        len(SHAPES), 1, figsize=(9, 7.5), layout="constrained", sharex=True
+        len(SHAPES), 1, figsize=(9, 7.5), layout="constrained", sharex=True, sharey=True
     )
     for axes, shape in zip(panels, SHAPES, strict=True):
         process = parse_arrivals(shape)
@@ -41,7 +41,6 @@ def load(folder: Path) -> None:
         found = describe(times, end)
         axes.hist(times / end, bins=np.linspace(0, 1, 101).tolist(), color=CALM)
         axes.axhline(ARRIVALS / 100, color=CAUTION, lw=0.8)
-        axes.set_ylim(0, max(160, axes.get_ylim()[1]))
         axes.spines[["top", "right"]].set_visible(False)
         title = f"{shape}   CV of gaps {found['cv']:.2f}, CV of the rate {found['cv_rate']:.2f}"
         axes.set_title(title, loc="left", fontsize=9)

@@ -2,8 +2,8 @@
 
     python -m client.claims vtc                  one claim on the embedded model, in 2.5 minutes
     python -m client.claims --all                all of them, in 25 minutes
-    python -m client.claims my_policies:Mine --as hrrn
-                                                 your own policy, on the traffic of another's claim
+    python -m client.claims my_policies:Mine --as srpt,vtc,hrrn
+                                                 your own policy, on the traffic of others' claims
 
 Each policy runs beside its baseline on real servers, under the traffic of its paper's evaluation.
 It prints the claim, the measured ratio with its 95 % interval, the smallest effect that this run
@@ -46,10 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     told = f"of {', '.join(CLAIMS)}; with --as also your own, as module:Class"
     p.add_argument("policies", nargs="*", metavar="POLICY", help=told)
-    values = {
-        "claims": "|".join(CLAIMS), "seconds": SECONDS, "larger_s": SECONDS_LARGER,
-        "least_seeds": _LEAST_SEEDS,
-    }  # fmt: skip
+    values = {"seconds": SECONDS, "larger_s": SECONDS_LARGER, "least_seeds": _LEAST_SEEDS}
     declare(p, "claims", values, model="embedded", seeds=6, out=OUT)
     return p
 
@@ -61,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         at = given.index("--")
         given, options = given[:at], given[at + 1 :]
     args = p.parse_args(given)
-    args.like = vars(args)["as"]
+    likes = (vars(args)["as"] or "").split(",")
     policies = [*CLAIMS] if args.all else args.policies
-    unknown = [name for name in policies if name not in CLAIMS and not args.like]
+    unknown = [name for name in (likes if any(likes) else policies) if name not in CLAIMS]
     if args.all == bool(args.policies):
         p.error("which claims? name policies, or --all")
     if unknown:
@@ -78,22 +75,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error(f"--out {args.out}: {error.strerror}")
     os.environ.setdefault("EB_POLICY_FOLDER", str(Path.cwd()))  # where servers find module:Class
     end_as_ctrl_c()
-    return _play(policies, args, options)
+    return _play([(like or policy, policy) for like in likes for policy in policies], args, options)
 
 
-def _play(policies: Sequence[str], args: argparse.Namespace, options: list[str]) -> int:
+def _play(asked: Sequence[tuple[str, str]], args: argparse.Namespace, options: list[str]) -> int:
+    """Each claim with its policy."""
     began, others = time.monotonic(), Company()
     found: list[dict[str, Any]] = []
     status = 0
-    for model, policy in product(args.model.split(","), policies):
+    for model, (name, policy) in product(args.model.split(","), asked):
         length_s = args.seconds or (SECONDS if model == "embedded" else SECONDS_LARGER)
-        folder = args.out / _folder_of(model) / _folder_of(policy)
+        own = policy if policy == name else f"{policy}-as-{name}"  # so that each has a folder
+        folder = args.out / _folder_of(model) / _folder_of(own)
         try:
             with tempfile.TemporaryDirectory(prefix="claims-logs-") as logs:
-                claim = replace(CLAIMS[args.like or policy], policy=policy)
+                claim = replace(CLAIMS[name], policy=policy)
                 played = play(claim, model, length_s, args.seeds, Path(logs), options)
         except (ServerError, WorkerError) as error:
-            say(f"{policy}, {model}: {error}")
+            say(f"{own}, {model}: {error}")
             status = 1
             continue
         except KeyboardInterrupt:

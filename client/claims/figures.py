@@ -36,6 +36,11 @@ class Metric:
     share: bool = False
     text: Callable[[float], str] = seconds
 
+    @property
+    def of_one(self) -> str:
+        """The name of a single value."""
+        return self.name.removeprefix("mean ").removesuffix(f" p{self.rank}")
+
 
 def told(run: Run, name: str, other: object = np.inf) -> npt.NDArray[Any]:
     """A signal of each request."""
@@ -132,7 +137,7 @@ SHOWN = {
         "throughput",
         lambda run: np.array([len(run.outcomes) / _ended_s(run).max()]),
         less=False,
-        text="{:.3g}/s".format,
+        text="{:.3g} requests/s".format,
     ),
 }  # of every claim, beside the one that decides
 METRICS = {

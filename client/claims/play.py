@@ -14,6 +14,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.runs import saturated
 from client.experiment import Experiment
 from client.load.live import say
+from client.load.machine import policy_sha256
 from client.load.records import Run
 from client.load.servers.processes import System, server_command
 from client.load.servers.stats import described, stats
@@ -33,7 +34,8 @@ _SILENCE_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Played:
     """``speed``: of the baseline with this traffic. ``servers`` describe themselves. ``turns``: the
-    runs of each of `PARTS`, one per seed, by side: one of `BLOCK`."""
+    runs of each of `PARTS`, one per seed, by side: one of `BLOCK`. ``policy_sha256``: of its file,
+    if it is module:Class."""
 
     claim: Claim
     model: str
@@ -41,6 +43,7 @@ class Played:
     speed: Speed
     servers: dict[str, str]
     turns: dict[str, Mapping[str, list[Run]]] = field(default_factory=dict)
+    policy_sha256: str | None = None
 
     def blocks(self, part: str) -> list[dict[str, Run]]:
         """The seeds in which every run is sound."""
@@ -70,6 +73,7 @@ def play(
         side: (system or served)(name, claim, model, options)
         for side, name in ((BASELINE, claim.baseline), (POLICY, claim.policy))
     }
+    digest = policy_sha256(claim.policy)  # before its server reads the file
     warm = Recipe(prompts="words", prompt_tokens="uniform:4,64")
     with Fleet(warm, logs, 600.0, together=True) as fleet:
         fleet.start([*systems.values()])
@@ -83,7 +87,7 @@ def play(
             side: described(stats(fleet.server(system).target)) or system.name
             for side, system in systems.items()
         }
-        played = Played(claim, model, seconds, speed, told)
+        played = Played(claim, model, seconds, speed, told, policy_sha256=digest)
 
         def turn(part: str, side: str, seed: int) -> Run:
             traffic, length_s = (

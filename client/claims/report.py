@@ -18,7 +18,7 @@ from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.catalogue import CLAIMS
 from client.claims.figures import METRICS, SHOWN, Metric
 from client.claims.play import BASELINE, BLOCK, CONTROL, PARTS, POLICY, Played
-from client.claims.verdict import Block, doubted, events, false_alarms, find
+from client.claims.verdict import MOST_FALSE, Block, doubted, events, false_alarms, find
 from client.load.machine import commit, machine
 from client.load.records import Run
 from client.report.pictures import drawn, in_seconds, named
@@ -37,7 +37,7 @@ def conclude(played: Played) -> dict[str, Any]:
         "policy": claim.policy, "baseline": claim.baseline, "source": claim.source,
         "claim": claim.claim, "paper": claim.paper, "metric": metric.name, "less": metric.less,
         "model": played.model, "seconds": played.seconds, "speed": asdict(played.speed),
-        "servers": played.servers,
+        "servers": played.servers, "policy_sha256": played.policy_sha256,
     }  # fmt: skip
     for part in PARTS:
         runs = played.blocks(part)
@@ -110,7 +110,7 @@ def picture(played: Played) -> str:
 def _panel(played: Played, part: str, axes: Axes) -> None:
     claim, metric = played.claim, METRICS[played.claim.metric]
     load = (claim.traffic if part == "traffic" else claim.calm).load
-    named(axes, f"{part}, load {load:g}", metric.name, "share with at most so much")
+    named(axes, f"{part}, load {load:g}", metric.of_one, "share with at most so much")
     for side, name in ((BASELINE, claim.baseline), (POLICY, claim.policy)):
         values = np.sort(_values(played, part, side, metric))
         known = values[np.isfinite(values)]  # a curve that ends below 1: the others never ended
@@ -138,7 +138,9 @@ def _values(played: Played, part: str, side: str, metric: Metric) -> Floats:
 def as_text(found: dict[str, Any]) -> str:
     """For a terminal."""
     shown = figures(found).as_text()
-    return rendered("claim.txt.j2", c=found, figures=shown, ratio=ratio, smallest=smallest)
+    return rendered(
+        "claim.txt.j2", c=found, figures=shown, ratio=ratio, smallest=smallest, allowed=MOST_FALSE
+    )
 
 
 def smallest(found: dict[str, Any], part: str) -> str:
@@ -147,8 +149,8 @@ def smallest(found: dict[str, Any], part: str) -> str:
     return "-" if factor is None else f"{1 / factor if found['less'] else factor:.2f}"
 
 
-def ratio(part: dict[str, Any]) -> str:
-    return ratio_text(None if part["ratio"] is None else Interval(**part["ratio"]))
+def ratio(part: dict[str, Any], of: str = "ratio") -> str:
+    return ratio_text(None if part[of] is None else Interval(**part[of]))
 
 
 def figures(found: dict[str, Any]) -> Table:

@@ -84,8 +84,8 @@ def doubted(finding: Finding, alarms: float | None, events: int | None = None) -
         why = f"{events} such requests in all runs together are too few, {LEAST_EVENTS} are needed"
     elif finding.verdict == SEEN and alarms is not None and alarms > MOST_FALSE:
         why = (
-            f"{finding.reason}, but the baseline against itself was seen in {alarms:.1%} of the "
-            f"resampled repeats, of which {MOST_FALSE:.0%} are allowed"
+            f"{finding.reason}, but so does that of the baseline against itself in {alarms:.1%} of "
+            f"{REPLAYS:,} resampled repeats, and {MOST_FALSE:.0%} are allowed"
         )
     return finding if why is None else replace(finding, verdict=TOO_CLOSE, reason=why)
 

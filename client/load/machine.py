@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import platform
 import shutil
@@ -49,6 +50,14 @@ def commit() -> str:
         return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def policy_sha256(policy: str) -> str | None:
+    """Of the file of a policy module:Class, in the folder where servers look for it; otherwise
+    None."""
+    module, colon, _ = policy.partition(":")
+    file = Path(os.environ.get("EB_POLICY_FOLDER", "."), f"{module.replace('.', '/')}.py")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if colon and file.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)

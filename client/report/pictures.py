@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -71,8 +71,10 @@ def named(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def in_seconds(axis: Axis) -> None:
-    """Labels of a logarithmic axis, which is one already."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Labels of a logarithmic axis, which is one already; side by side, fewer have room."""
+    low, high = axis.get_view_interval()
+    crowded = isinstance(axis, XAxis) and high > 100 * low
+    axis.set_major_locator(LogLocator(subs=(1,) if crowded else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 from itertools import product
@@ -77,6 +78,17 @@ def test_the_same_workloads_reach_every_server_and_batching_wins_where_it_must(
     (tmp_path / "report.html").unlink()
     assert report([str(tmp_path)]) == 0
     assert (tmp_path / "report.html").read_text() == page, "made again from the raw data"
+
+
+def test_the_manifest_knows_the_file_of_a_policy_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EB_POLICY_FOLDER", str(tmp_path))
+    (tmp_path / "mine.py").write_text("this is no policy\n")
+    assert main(["--modes", "dynamic:mine:Policy", "--out", str(tmp_path / "out")]) == 1
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    digest = hashlib.sha256(b"this is no policy\n").hexdigest()
+    assert manifest["policies_sha256"] == {"dynamic:mine:Policy": digest}
 
 
 def test_a_trace_is_calibrated_with_its_own_lengths(tmp_path: Path) -> None:

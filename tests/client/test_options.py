@@ -60,6 +60,7 @@ RUNNING = "--modes '' --target a=http://h"
         (claims_main, "", "which claims?"),
         (claims_main, "vtc --all", "which claims?"),
         (claims_main, "nonsense", "there is no claim about nonsense; allowed: stall-free"),
+        (claims_main, "mine:Policy --as vtc,nonsense", "there is no claim about nonsense;"),
         (claims_main, "vtc --seeds 3", "--seeds must be at least 4"),
         (claims_main, "vtc --out /dev/null/x", "--out /dev/null/x: Not a directory"),
     ],

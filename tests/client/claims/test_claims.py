@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from client.claims.__main__ import main
 from client.claims.catalogue import CLAIMS, Claim
 from client.claims.figures import METRICS
 from client.claims.play import BLOCK, Played, play
@@ -61,11 +62,27 @@ def test_what_was_measured_is_concluded_drawn_and_stated_on_the_page(
     assert found["traffic"]["verdict"] == verdict
     assert found["traffic"]["ratio"]["value"] < 0.8
     assert alarms <= 0.2
-    assert (tmp_path / "sleep" / "fast" / "picture.svg").read_text().startswith("<svg")
-    for words in (verdict.upper(), "smallest visible effect", "resampled repeats"):
+    picture = (tmp_path / "sleep" / "fast" / "picture.svg").read_text()
+    assert picture.startswith("<svg")
+    assert ">E2E<" in picture, "it shows single requests, not their mean"
+    itself = ratio(found["traffic"], "control")
+    for words in (
+        verdict.upper(), "smallest visible effect", "resampled repeats", "requests/s",
+        f"slow / itself: {itself};",
+    ):  # fmt: skip
         assert words in as_text(found)
+    assert itself != ratio(found["traffic"])
     assert ("below 1" in found["traffic"]["reason"]) == below
     assert "fast" in summary([found]).as_text()
+
+
+def test_a_policy_is_put_to_each_claim_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["mine:Policy", "--as", "srpt,vtc", "--out", str(tmp_path), "--", "--no-such-option"]
+    assert main(given) == 1
+    told = capsys.readouterr().err
+    assert told.index("mine:Policy-as-srpt, embedded") < told.index("mine:Policy-as-vtc, embedded")
 
 
 def test_every_claim_names_a_metric_that_exists() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 from client.analysis.figures import table_of
 from client.load.http.exchange import Progress
 from client.load.http.target import Target
-from client.load.machine import ROOT, divided
+from client.load.machine import ROOT, divided, policy_sha256
 from client.load.records import Run
 from client.load.servers.stats import handled, stats
 from client.load.workers import Crew, Watcher, WorkerError
@@ -128,3 +129,16 @@ def test_the_client_has_its_own_cores_if_there_are_enough(
     found = divided(siblings, workers)
     assert (found.client, found.servers) == (client, servers)
     assert found.shared == (client == servers)
+
+
+def test_a_policys_file_is_known_by_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rules.py").write_text("abc")
+    monkeypatch.setenv("EB_POLICY_FOLDER", str(tmp_path))
+    published = (
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
+    )
+    assert policy_sha256("mine.rules:Policy") == published
+    assert [policy_sha256(name) for name in ("vtc", "", "other:Policy")] == [None] * 3
