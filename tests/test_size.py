@@ -20,8 +20,8 @@ LONG_LINES = 60  # a function above is two
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
     "api": 8660,
-    "benchmarks": 6363,
-    "client": 8266,
+    "benchmarks": 6362,
+    "client": 8292,
     "deferred": 3103,
     "kernels": 1297,
     "learn": 1199,
@@ -30,12 +30,12 @@ LINES = {
     "router": 5242,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30766,
+    "tests": 30840,
     "text": 1953,
     "others": 7428,
 }
 PRODUCT_LINES = 40204  # all but tests, benchmarks, client and learn
-SHORT_FILES = 34
+SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
