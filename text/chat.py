@@ -16,7 +16,7 @@ from models.weights.gguf_header import read_header
 from seams import LoadError
 from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
-from text.tokenizer import Tokenizer
+from text.tokenizer import EncodingError, Tokenizer
 from text.tools import conversation
 from text.tools.conversation import Message, Tool
 from text.tools.forms import HERMES, form_of
@@ -43,10 +43,6 @@ NAMED_TOKENS = {  # as templates name them -> as GGUF files do
 RESERVED = "messages", "tools", "documents", "add_generation_prompt"  # set by the other fields
 LEAST_CHARACTERS = 2**18  # that any conversation may become,
 MOST_PER_CHARACTER = 8  # and more where messages are long
-
-
-class ConversationError(ValueError):
-    """The template does not accept these messages."""
 
 
 class ChatTemplate:
@@ -82,7 +78,7 @@ class ChatTemplate:
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **options: Any
     ) -> list[int]:
-        """As `text`, in tokens. Raises ConversationError, and EncodingError."""
+        """As `text`, in tokens. Raises EncodingError."""
         return self.tokens(self.text(messages, tools, **options))
 
     def tokens(self, text: str) -> list[int]:
@@ -100,9 +96,9 @@ class ChatTemplate:
     ) -> str:
         """`add_generation_prompt`: it ends with the beginning of the assistant's answer. `names`:
         that the template reads, as a client sets them; none of `reserved`. Raises
-        ConversationError."""
+        EncodingError."""
         if self.unreadable is not None:
-            raise ConversationError(self.unreadable)
+            raise EncodingError(self.unreadable)
         template = self._template
         if tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
             template = self._of_tools
@@ -113,7 +109,7 @@ class ChatTemplate:
         try:
             return self._render(template, messages, tools, names or {}, add_generation_prompt)
         except Exception as error:  # a template may do anything with what it is given
-            raise ConversationError(
+            raise EncodingError(
                 f"the model's chat template does not accept these messages: {error}"
             ) from error
 
@@ -152,11 +148,11 @@ class ChatTemplate:
 
 
 def characters(messages: Sequence[Message], tools: Sequence[Tool], names: Mapping[str, Any]) -> int:
-    """Of a conversation. Raises ConversationError."""
+    """Of a conversation. Raises EncodingError."""
     try:
         return len(to_json([messages, tools, names]))
     except RecursionError as error:
-        raise ConversationError("they are nested too deeply") from error
+        raise EncodingError("they are nested too deeply") from error
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

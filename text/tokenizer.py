@@ -30,7 +30,7 @@ _SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 
 
 class EncodingError(ValueError):
-    """A text that the vocabulary's library cannot cut into tokens."""
+    """A text or a conversation that cannot become tokens; the message says why."""
 
 
 class Tokenizer:

@@ -30,7 +30,7 @@ from api.service import Service
 from api.stream import PLACE, around_text, event, quoted
 from engine.inference import Inference, new_group
 from seams import Constraint, Sampling
-from text.chat import ConversationError, characters
+from text.chat import characters
 from text.reasoning import Place, ReasoningParser, grammar_after_reasoning, place_of
 from text.stops import Stops
 from text.tokenizer import EncodingError
@@ -203,7 +203,7 @@ class Generations:
                 if fit:
                     service.require_fit("messages", text)
                 return template.tokens(text)
-        except (ConversationError, EncodingError) as error:
+        except EncodingError as error:
             raise ApiError(400, str(error), param="messages") from error
 
     def _expected_ids(self, text: str) -> list[int]:

@@ -14,7 +14,8 @@ from seams import LoadError
 from tests.models.tokenizer_files import byte_level
 from tests.support.hash_app import byte_tokenizer
 from tests.text import llama
-from text.chat import PLAIN, ChatTemplate, ConversationError, load_chat_template
+from text.chat import PLAIN, ChatTemplate, load_chat_template
+from text.tokenizer import EncodingError
 from text.vocabulary import load_tokenizer, read_names
 
 TEMPLATE = """\
@@ -50,7 +51,7 @@ def test_special_tokens_in_a_message_stay_text_and_a_refusal_has_its_words(folde
     assert ids.count(end) == 1
     assert forged.encode() in b"".join(map(tokenizer.token_bytes, ids))
     late = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
-    with pytest.raises(ConversationError, match="the system speaks first"):
+    with pytest.raises(EncodingError, match="the system speaks first"):
         template.encode(late)
 
 
@@ -84,7 +85,7 @@ def test_a_template_stays_in_its_sandbox_and_ends_within_a_time_and_a_length(
     source: str, reason: str
 ) -> None:
     template = ChatTemplate(source, byte_tokenizer(), {})
-    with pytest.raises(ConversationError, match=reason):
+    with pytest.raises(EncodingError, match=reason):
         template.encode([{"role": "user", "content": "word"}])
 
 
@@ -127,7 +128,7 @@ def test_a_template_that_cannot_be_read_loses_chats_only(
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     template = load_chat_template(str(tmp_path), byte_tokenizer())
-    with pytest.raises(ConversationError, match="chat template cannot be read"):
+    with pytest.raises(EncodingError, match="chat template cannot be read"):
         template.encode([{"role": "user", "content": "x"}])
 
 

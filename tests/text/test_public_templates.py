@@ -15,7 +15,8 @@ from tests.models.test_published import CHAT
 from tests.server.apis.test_clients import made
 from tests.support.hash_app import byte_tokenizer
 from tests.text.tools.test_conversation import MESSAGES, TOOL
-from text.chat import ChatTemplate, ConversationError
+from text.chat import ChatTemplate
+from text.tokenizer import EncodingError
 from text.tools.conversation import with_arguments_as_text
 
 PACKAGE = "llama-cpp-python==0.3.36"  # its source has llama.cpp's collection
@@ -57,7 +58,7 @@ def test_public_templates_render_as_transformers_renders_them() -> None:
         for name, source in sources.items():
             ours: str | None = None  # it is refused
             theirs: str | None = None
-            with contextlib.suppress(ConversationError):
+            with contextlib.suppress(EncodingError):
                 ours = ChatTemplate(source, byte_tokenizer(), NAMES).text(messages, tools)
             for asked in (with_arguments_as_text(messages), messages):
                 with contextlib.suppress(Exception):  # a template may do anything

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
+
+import msgspec
 
 # of a call's arguments, whichever the model's template shows
 KEYS = ("arguments", "parameters")
@@ -68,7 +69,7 @@ class WrittenCall:
 def read_calls(text: str, names: Collection[str]) -> Sequence[WrittenCall] | None:
     """Of an object or an array of them; None unless each one calls one of `names`."""
     try:
-        value = _decoder.decode(text)
+        value = msgspec.json.decode(text)
         calls = [_call(one) for one in (value if isinstance(value, list) else [value])]
     except (ValueError, RecursionError):
         return None
@@ -81,20 +82,7 @@ def _call(value: Any) -> WrittenCall:
         raise ValueError("a call is an object with a name")
     arguments: Any = next((value[key] for key in KEYS if key in value), {})
     if isinstance(arguments, str):  # some models write an object's JSON as a string
-        arguments = _decoder.decode(arguments)
+        arguments = msgspec.json.decode(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("arguments are an object")
     return WrittenCall(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text} is too large")
-    return value
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
