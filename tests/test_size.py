@@ -30,11 +30,11 @@ LINES = {
     "router": 5242,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30840,
-    "text": 1953,
+    "tests": 30842,
+    "text": 1937,
     "others": 7428,
 }
-PRODUCT_LINES = 40204  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40188  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
