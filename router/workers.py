@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from router import log
@@ -54,8 +54,9 @@ class Workers:
     def __init__(self, seat: Seat | None) -> None:
         self.seat = seat
         self.does: dict[str, Callable[[Any], Any]] = {"ping": lambda _: None}
-        self._asked: dict[int, asyncio.Future[list[Any]]] = {}
-        self._count = 0
+        # what was answered so far, and who waits for all
+        self._asked: dict[int, tuple[list[Any], asyncio.Future[None]]] = {}
+        self._count = os.getpid() << 20  # none of a worker before it
         self._hub: asyncio.StreamWriter | None = None
 
     def share(self, limit: int) -> int:
@@ -69,12 +70,12 @@ class Workers:
         if self._hub is None:
             return [self.does[name](argument)]
         self._count += 1
-        number, asked = self._count, asyncio.get_running_loop().create_future()
-        self._asked[number] = asked
-        self._hub.write(_line(ask=number, name=name, argument=argument))
+        number = self._count
+        values, waiter = self._asked[number] = [], asyncio.get_running_loop().create_future()
+        self._hub.write(_line(name=name, argument=argument, number=number))
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                values: list[Any] = await asked
+                await waiter
                 return values
         except TimeoutError:
             raise WorkersSilentError from None
@@ -98,11 +99,15 @@ class Workers:
         loop.add_reader(self.seat.clients, take)
         while line := await reader.readline():
             told = json.loads(line)
-            if "do" in told:
+            if "name" in told:
                 value = self.does[told["name"]](told["argument"])
-                self._hub.write(_line(did=told["do"], value=value))
-            elif asked := self._asked.get(told["all"]):
-                asked.set_result(told["values"])
+                answer = _line(to=told["by"], number=told["number"], of=told["of"], value=value)
+                self._hub.write(answer)
+            elif asked := self._asked.get(told["number"]):
+                values, waiter = asked
+                values.append(told["value"])
+                if len(values) == told["of"] and not waiter.done():
+                    waiter.set_result(None)
 
 
 def _received(clients: socket.socket) -> list[socket.socket]:
@@ -122,29 +127,19 @@ def _line(**message: Any) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """A worker as the first process sees it."""
+    """A worker as the first process sees it. `looks`: pings since it was last heard. Not a time:
+    the first process may have been stopped itself."""
 
     number: int
     pid: int
     started_s: float
     clients: socket.socket
     hub: asyncio.StreamWriter
-    has_answered: bool = False
-
-    def tell(self, **message: Any) -> None:
-        self.hub.write(_line(**message))
-
-
-@dataclass(slots=True)
-class Question:
-    """What a worker asked, and the workers whose answers are missing. `looks`: how often the first
-    process has seen it without all answers. Not a time: it may have been stopped itself."""
-
-    by: WorkerProcess | None
-    number: int
-    missing: set[WorkerProcess]
-    values: list[Any] = field(default_factory=list)
     looks: int = 0
+    most_looks: int = STARTS_LOOKS
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.hub.write(_line(**message))
 
 
 class WorkerSupervisor:
@@ -156,8 +151,6 @@ class WorkerSupervisor:
         self._work = work
         self._workers: dict[int, WorkerProcess] = {}  # by number
         self._turn = 0
-        self._questions: dict[int, Question] = {}
-        self._asked = 0
         self._changes: list[dict[str, Any]] = []
         self._ends: set[socket.socket] = set()  # this process's, of what workers hear
         self._serving: set[asyncio.Task[None]] = set()
@@ -169,7 +162,7 @@ class WorkerSupervisor:
         self._ended = self._loop.create_future()
         for awaited in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(awaited, self._end)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reread)
+        self._loop.add_signal_handler(signal.SIGHUP, self._put, "reread", None)
         self._listener.setblocking(False)
         for number in range(self._count):
             self._start(number)
@@ -213,19 +206,18 @@ class WorkerSupervisor:
         self._workers[number] = worker
         self._loop.add_reader(self._listener, self._accept)
         for change in self._changes:
-            self._put(None, 0, change, [worker])
+            worker.tell(change)
         if self._ending:
             os.kill(pid, signal.SIGTERM)
         with contextlib.suppress(OSError):
             async for line in reader:
+                worker.looks, worker.most_looks = 0, HANGS_LOOKS
                 self._hear(worker, json.loads(line))
         writer.close()
         clients.close()
         self._ends -= {clients, hub}
         del self._workers[number]
         _, status = os.waitpid(pid, 0)
-        for asked in [n for n, q in self._questions.items() if worker in q.missing]:
-            self._answered(asked, worker)
         if not self._ending:
             log.event(logging.ERROR, "worker ended", worker=number, status=status)
             early = time.monotonic() - worker.started_s < EARLY_S
@@ -260,52 +252,30 @@ class WorkerSupervisor:
         if self._ending:
             return
         self._loop.call_later(LOOK_S, self._look)
-        for question in self._questions.values():
-            question.looks += 1
-            for worker in question.missing:
-                if question.looks > (HANGS_LOOKS if worker.has_answered else STARTS_LOOKS):
-                    log.event(logging.ERROR, "worker hangs", worker=worker.number)
-                    os.kill(worker.pid, signal.SIGKILL)
-        if self._workers:
-            self._put(None, 0, {"name": "ping", "argument": None}, [*self._workers.values()])
+        for worker in self._workers.values():
+            worker.looks += 1
+            if worker.looks > worker.most_looks:
+                log.event(logging.ERROR, "worker hangs", worker=worker.number)
+                os.kill(worker.pid, signal.SIGKILL)
+        self._put("ping", None)
 
     def _hear(self, worker: WorkerProcess, told: dict[str, Any]) -> None:
-        if "ask" in told:
-            what = {"name": told["name"], "argument": told["argument"]}
-            if told["name"] in CHANGES:
-                self._keep(what)
-            self._put(worker, told["ask"], what, [*self._workers.values()])
-        elif question := self._questions.get(told["did"]):
-            worker.has_answered = True
-            question.values.append(told["value"])
-            self._answered(told["did"], worker)
+        if "name" in told:
+            self._put(told["name"], told["argument"], worker.number, told["number"])
+        elif asker := self._workers.get(told["to"]):
+            asker.tell(told)
 
-    def _put(
-        self,
-        by: WorkerProcess | None,
-        number: int,
-        question: dict[str, Any],
-        to: list[WorkerProcess],
-    ) -> None:
-        self._asked += 1
-        self._questions[self._asked] = Question(by, number, set(to))
-        for worker in to:
-            worker.tell(do=self._asked, **question)
-
-    def _answered(self, number: int, worker: WorkerProcess) -> None:
-        question = self._questions[number]
-        question.missing.discard(worker)
-        if not question.missing:
-            del self._questions[number]
-            if question.by is not None and question.by in self._workers.values():
-                question.by.tell(all=question.number, values=question.values)
-
-    def _reread(self) -> None:
-        self._keep({"name": "reread", "argument": None})
-        self._put(None, 0, self._changes[-1], [*self._workers.values()])
+    def _put(self, name: str, argument: Any, by: int = -1, number: int = 0) -> None:
+        """Asks all workers what one of them asked, or the first process, which hears no answer."""
+        question = {"name": name, "argument": argument, "by": by, "number": number}
+        question["of"] = len(self._workers)
+        if name in CHANGES:
+            self._keep({**question, "by": -1})
+        for worker in self._workers.values():
+            worker.tell(question)
 
     def _keep(self, change: dict[str, Any]) -> None:
-        """A server that is removed needs no earlier change."""
+        """For workers that start later. A server that is removed needs no earlier change."""
         if change["argument"] is not None and change["argument"][0] == "remove":
             url = change["argument"][1]["url"]
             changes = self._changes

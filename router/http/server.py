@@ -308,6 +308,8 @@ class Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         assert self._arriving is not None
         self._arriving.body.feed(data)
+        if self._arriving.body.is_full:
+            self.read_or_pause()
 
     def on_message_complete(self) -> None:
         request = self._arriving

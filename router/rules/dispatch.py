@@ -8,14 +8,14 @@ does not overtake any request of its model and class, whatever the order of the 
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from router.rules.breaker import BreakerState
 from router.rules.fleet import Upstreams
 from router.rules.limits import MinuteLimits
 from router.rules.load import Forecast, StatedUsage
 from router.rules.policies import RoutingPolicy
-from router.rules.queues import Fair, Queue, Rank
+from router.rules.queues import Fair, Queue
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Upstream, half
 
@@ -231,18 +231,14 @@ class Dispatcher:
         cannot be placed, neither can those behind it in its queue, unless it is bound: then it may
         not use an upstream that they may use."""
         for deferred in (False, True):
-            heads: list[tuple[Rank, int, RoutedRequest, Iterator[tuple[Rank, RoutedRequest]]]] = []
-            for (of, _), queue in self._queues.items():
-                if of is deferred:
-                    _push_next(heads, queue.in_turn())
+            closed: set[str] = set()  # models whose first request cannot be placed
+            queues = [q.in_turn(closed) for (of, _), q in self._queues.items() if of is deferred]
             placed = []
-            while heads:
-                _, _, request, following = heapq.heappop(heads)
+            for _, _, request in heapq.merge(*queues):
                 if self._place(request, now):
                     placed.append(request)
                 elif not request.bound:
-                    continue
-                _push_next(heads, following)
+                    closed.add(request.model)
             for request in placed:
                 self._dequeue(request)
                 self._decided(request)
@@ -323,12 +319,3 @@ class Dispatcher:
         if self.fleet.serving(model):
             return counts.get(model, 0)
         return sum(n for m, n in counts.items() if not self.fleet.serving(m))
-
-
-def _push_next(
-    heads: list[tuple[Rank, int, RoutedRequest, Iterator[tuple[Rank, RoutedRequest]]]],
-    following: Iterator[tuple[Rank, RoutedRequest]],
-) -> None:
-    for rank, request in following:
-        heapq.heappush(heads, (rank, request.seq, request, following))
-        break

@@ -8,7 +8,7 @@ the difference when it ends.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from router.rules.request import RoutedRequest
 from scheduling.composed import Attained
@@ -98,26 +98,27 @@ class Queue:
     def _rank(self, line: Line) -> Rank:
         return (0, 0.0) if self._fair is None else self._fair.rank(line)
 
-    def in_turn(self) -> Iterator[tuple[Rank, RoutedRequest]]:
-        """Those that are placed meanwhile change the turns of the others; the queue itself must not
-        change."""
+    def in_turn(self, closed: Set[str]) -> Iterator[tuple[Rank, int, RoutedRequest]]:
+        """With ranks and sequence numbers, until its model is `closed`. Those that are placed
+        meanwhile change the turns of the others; the queue itself must not change."""
         heads = []
-        rank_of = self._rank
         for line, requests in self._lines.items():
             following = iter(requests.values())
             first = next(following)
-            heads.append((rank_of(line), first.seq, first, line, following))
+            heads.append((self._rank(line), first.seq, first, line, following))
         heapq.heapify(heads)
         while heads:
-            rank, _, request, line, following = heads[0]
-            if (now := rank_of(line)) != rank:
-                heapq.heapreplace(heads, (now, request.seq, request, line, following))
+            rank, seq, request, line, following = heads[0]
+            if (now := self._rank(line)) != rank:
+                heapq.heapreplace(heads, (now, seq, request, line, following))
                 continue
-            yield rank, request
+            yield rank, seq, request
+            if request.model in closed:
+                return
             if (later := next(following, None)) is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (rank_of(line), later.seq, later, line, following))
+                heapq.heapreplace(heads, (self._rank(line), later.seq, later, line, following))
 
 
 def _added(queue: dict[int, RoutedRequest], request: RoutedRequest) -> dict[int, RoutedRequest]:
