@@ -1,7 +1,7 @@
 """The router's options, and pure functions that parse lists of upstreams."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -142,8 +142,10 @@ class RouterConfig(Options):
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> RouterConfig:
     """The configuration from options, environment and defaults. Exits with a message on errors."""
     config = RouterConfig.from_args(argv, env)
-    if config.workers > 1:
-        _refuse_what_workers_cannot_share(config)
+    for name in ("record", "requests_per_minute", "tokens_per_minute"):
+        if config.workers > 1 and getattr(config, name):
+            option = "--" + name.replace("_", "-")
+            RouterConfig.refuse(f"--workers (WORKERS) is {config.workers}; with {option} only 1")
     if config.max_held_bytes < config.max_body_bytes * config.workers:
         RouterConfig.refuse(
             f"--max-held-bytes (MAX_HELD_BYTES) is {config.max_held_bytes}; allowed: at least "
@@ -155,16 +157,6 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Rout
     except (ValueError, OSError) as error:
         RouterConfig.refuse(str(error))
     return config
-
-
-def _refuse_what_workers_cannot_share(config: RouterConfig) -> None:
-    alone = {
-        "--record": config.record,
-        "--requests-per-minute": config.requests_per_minute,
-        "--tokens-per-minute": config.tokens_per_minute,
-    }
-    if given := [name for name, value in alone.items() if value]:
-        RouterConfig.refuse(f"--workers (WORKERS) is {config.workers}; with {given[0]} only 1")
 
 
 def parse_upstream(text: str, limit: int, key: str | None = None) -> Spec:
@@ -203,10 +195,7 @@ def parse_upstreams(text: str | None, limit: int, key: str | None = None) -> lis
 
 def parse_upstreams_file(text: str, limit: int, key: str | None = None) -> list[Spec]:
     """The lines of an upstreams file. Raises ValueError, which names the wrong line."""
-    return list(_parse_lines(text, limit, key))
-
-
-def _parse_lines(text: str, limit: int, key: str | None) -> Iterator[Spec]:
+    found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].split()
         if not words:
@@ -218,9 +207,10 @@ def _parse_lines(text: str, limit: int, key: str | None) -> Iterator[Spec]:
                 raise ValueError(f"{', '.join(unknown)} is unknown; allowed: {allowed}")
             own = _limit(settings["limit"]) if "limit" in settings else limit
             spec = parse_upstream(words[0], own, settings.get("key", key))
-            yield replace(spec, models=comma_separated(settings.get("models", "")))
+            found.append(replace(spec, models=comma_separated(settings.get("models", ""))))
         except ValueError as error:
             raise ValueError(f"upstreams file, line {number}: {error}") from None
+    return found
 
 
 def _limit(text: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
 
 from router.http.body import Body, BrokenBodyError
 from router.http.client import Pool, UnreachableError, UpstreamAnswer
@@ -32,14 +31,6 @@ TAIL_BYTES = 2048
 EVENT = b"data:"  # counted without parsing
 
 
-class AttemptTime(NamedTuple):
-    """When one upstream had the request, in seconds of the monotonic clock."""
-
-    upstream: str
-    start_s: float
-    end_s: float
-
-
 @dataclass(slots=True, eq=False)
 class ProxiedRequest:
     """A client's request and its state. `openai`: its errors are OpenAI's, whatever the path."""
@@ -61,14 +52,15 @@ class ProxiedRequest:
     upstream_s: float = 0.0
     begun_s: float = 0.0
     passed_s: float | None = None  # when the last piece of the answer was passed on
-    attempts: list[AttemptTime] = field(default_factory=list)
+    # upstreams, and from when until when they had the request
+    attempts: list[tuple[str, float, float]] = field(default_factory=list)
     trace: Traced | None = None
 
     def break_off(self, problem: Problem) -> None:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""
         if not self.takes_events or self.torn:
-            self.request.abort()
+            self.request.connection.drop()
             raise ClientGoneError
         self.request.write(b"data: " + errors.body_of(problem, self.request.path) + b"\n\n")
         self.request.end()
@@ -156,7 +148,7 @@ class Attempt:
         except ClientGoneError:
             raise
         except TimeoutError as error:
-            if x.request.is_behind:
+            if x.request.connection.is_behind:
                 raise ClientGoneError from None
             if isinstance(body, Body) and not body.is_whole and not body.is_blocked:
                 raise _bad_upload(errors.too_slow()) from None
@@ -167,10 +159,10 @@ class Attempt:
             raise self._broken(error) from error
         finally:
             if self._answer is not None:
-                x.request.comes_from(None)
+                x.request.connection.source = None
                 self._with.pool.done(self._answer)
             end_s = x.passed_s if x.passed_s is not None else monotonic()
-            x.attempts.append(AttemptTime(self._upstream.url, start_s, end_s))
+            x.attempts.append((self._upstream.url, start_s, end_s))
 
     async def _run(self, body: bytearray | Body, limit_s: float, traced: Pairs) -> Response | None:
         x, upstream, request = self._x, self._upstream, self._x.request
@@ -194,7 +186,7 @@ class Attempt:
             request.content_length,
             limit_s,
         )
-        request.comes_from(answer.connection)
+        request.connection.source = answer.connection
         return await self._receive(answer)
 
     async def _receive(self, answer: UpstreamAnswer) -> Response | None:

@@ -112,7 +112,7 @@ class Proxy:
         """Ends the running requests; streams that have begun get an error event."""
         self._stopping = True
         for x in self._running:
-            x.request.cancel()
+            x.request.connection.cancel()
 
     async def handle(self, answering: Answering, request: ClientRequest) -> Response | None:
         """Answers one request in the way of `infer`, `relay` or `tokenize`, whatever happens. If
@@ -241,9 +241,10 @@ class Proxy:
         except UpstreamFailedError as failure:
             if routed is not None and routed.state is RequestState.PLACED:
                 self._dispatcher.release(routed, failure.outcome, monotonic())
+            if routed is None or x.request.status:
+                x.broken = str(failure)
             if not x.request.status:
                 return Failed(str(failure), self._refusal(x, failure.problem))
-            x.broken = str(failure)
             if routed is not None:
                 self._metrics.broken[upstream.url, x.model].inc()
             x.break_off(failure.problem)

@@ -45,18 +45,18 @@ class ClientRequest:
     """A client's request, whose body may still be arriving, and its answer. `target`: path and
     query as they came; `path`: decoded. `status`: of the answer, once it has begun.
 
-    What is sent is not waited for: `source`, an upstream's connection, is paused while the client
-    is behind in reading."""
+    Nobody waits until it is sent: the connection's `source`, an upstream's connection, is paused
+    while the client is behind in reading."""
 
     __slots__ = (
-        "_chunked", "_connection", "body", "content_length", "expects", "has_body", "headers",
+        "_chunked", "body", "connection", "content_length", "expects", "has_body", "headers",
         "is_http11", "keep_alive", "method", "path", "refusal", "remote", "status", "target",
     )  # fmt: skip
 
     def __init__(
         self, connection: Connection, method: str, target: bytes, headers: Headers
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._chunked = False
         self.expects = headers.get(b"expect", b"").lower() == CONTINUE
         self.method = method
@@ -72,14 +72,6 @@ class ClientRequest:
         self.content_length: int | None = None
         self.status = 0
 
-    @property
-    def is_behind(self) -> bool:
-        """The client, in reading."""
-        return self._connection.is_behind
-
-    def comes_from(self, source: UpstreamConnection | None) -> None:
-        self._connection.source = source
-
     def begin(self, status: int, headers: Pairs, length: int | None, data: bytes = b"") -> None:
         """Sends status, headers and the first bytes of the body. `length`: of the body; None: it is
         not known. Raises ClientGoneError."""
@@ -90,7 +82,7 @@ class ClientRequest:
             self.keep_alive = False
         lines = [b"HTTP/1.1 %d %b" % (status, PHRASES.get(status, "").encode())]
         lines += [b"%b: %b" % pair for pair in headers]
-        lines += [b"%b: %b" % pair for pair in self._connection.own_headers(self, headers)]
+        lines += [b"%b: %b" % pair for pair in self.connection.own_headers(self, headers)]
         if self._chunked:
             lines.append(b"Transfer-Encoding: chunked")
         elif length is not None and not bodiless:
@@ -101,24 +93,16 @@ class ClientRequest:
             lines.append(b"Connection: keep-alive")
         lines.append(b"\r\n")
         head = b"\r\n".join(lines)
-        self._connection.send(head + self._framed(data) if data else head)
+        self.connection.send(head + self._framed(data) if data else head)
 
     def write(self, data: bytes) -> None:
         """Sends more of the body. Raises ClientGoneError."""
-        self._connection.send(self._framed(data))
+        self.connection.send(self._framed(data))
 
     def end(self) -> None:
         """Ends the body. Raises ClientGoneError."""
         if self._chunked and self.method != "HEAD":
-            self._connection.send(b"0\r\n\r\n")
-
-    def cancel(self) -> None:
-        """Ends the task that answers it."""
-        self._connection.cancel()
-
-    def abort(self) -> None:
-        """Closes the connection, before the answer's end."""
-        self._connection.drop()
+            self.connection.send(b"0\r\n\r\n")
 
     def _framed(self, data: bytes) -> bytes:
         if self.method == "HEAD":
@@ -193,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._refuse(errors.invalid(f"The request is malformed: {error}"))
         else:
             if self._in_head and not begun and not self._requests:
-                self.set_waiting(True)  # for the rest of the head
+                self.connections.set_waiting(self, True)  # for the rest of the head
             if begun and self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
@@ -250,10 +234,12 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def cancel(self) -> None:
+        """Ends the task that answers a request."""
         if self._task is not None:
             self._task.cancel()
 
     def drop(self) -> None:
+        """Closes it at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -322,10 +308,6 @@ class Connection(asyncio.Protocol):
 
     # --- the requests ------------------------------------------------------------------------
 
-    def set_waiting(self, waiting: bool) -> None:
-        """Whether the router waits for this client."""
-        self.connections.set_waiting(self, waiting)
-
     def body_waits(self, waits: bool) -> None:
         """Whether the request that is being answered waits for more of its body."""
         if self._requests:
@@ -333,7 +315,7 @@ class Connection(asyncio.Protocol):
             if waits and request.expects and request.is_http11 and not request.status:
                 request.expects = False
                 self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.set_waiting(waits)
+        self.connections.set_waiting(self, waits)
 
     def _refuse(self, problem: Problem) -> None:
         """Answers what cannot be read, after the requests before it."""
@@ -349,7 +331,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def _next(self) -> None:
-        self.set_waiting(False)
+        self.connections.set_waiting(self, False)
         self._task = self._loop.create_task(self._answer(self._requests[0]))
 
     async def _answer(self, request: ClientRequest) -> None:
@@ -380,7 +362,7 @@ class Connection(asyncio.Protocol):
         if self._requests and request.keep_alive:
             self._next()
         elif request.keep_alive and not self.connections.closing:
-            self.set_waiting(True)
+            self.connections.set_waiting(self, True)
         elif request.body.is_whole:
             transport.close()
         else:  # the client may read only after it has sent everything

@@ -6,18 +6,10 @@ Names and form are OpenAI's: <https://platform.openai.com/docs/guides/rate-limit
 """
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 
 MINUTE_S = 60.0
 MOST_MINUTES = 2  # however much more than expected requests cost, no client waits longer
-
-
-@dataclass(slots=True)
-class _Used:
-    requests: float = 0.0
-    tokens: float = 0.0
-    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,54 +27,54 @@ class MinuteLimits:
     """`requests` and `tokens` in a minute, for each client; 0: any number."""
 
     def __init__(self, requests: int, tokens: int) -> None:
-        self._limits = {"requests": requests, "tokens": tokens}
-        self._clients: OrderedDict[str, _Used] = OrderedDict()  # the longest idle first
+        limits = {"requests": requests, "tokens": tokens}
+        self._limits = {kind: limit for kind, limit in limits.items() if limit}
+        # what each has used, and as of when; the longest idle first
+        self._clients: dict[str, tuple[dict[str, float], float]] = {}
 
     def admit(self, client: str, tokens: float, now: float) -> OverLimit | None:
         """Counts a request, unless it is over a limit."""
-        if not any(self._limits.values()):
+        if not self._limits:
             return None
         used, costs = self._used(client, now), {"requests": 1.0, "tokens": tokens}
         for kind, limit in self._limits.items():
-            have, cost = getattr(used, kind), costs[kind]
-            if limit and have + cost > limit:
+            have, cost = used[kind], costs[kind]
+            if have + cost > limit:
                 again_s = (have + cost - limit) * MINUTE_S / limit if cost <= limit else None
                 return OverLimit(kind, limit, math.ceil(have), math.ceil(cost), again_s)
-        used.requests += 1
-        used.tokens += tokens
+        for kind in used:
+            used[kind] += costs[kind]
         return None
 
     def correct(self, client: str, tokens: float, now: float) -> None:
         """An admitted request cost so many tokens more than was counted."""
-        if self._limits["tokens"]:
+        if limit := self._limits.get("tokens"):
             used = self._used(client, now)
-            most = MOST_MINUTES * self._limits["tokens"]
-            used.tokens = min(most, max(0.0, used.tokens + tokens))
+            used["tokens"] = min(MOST_MINUTES * limit, max(0.0, used["tokens"] + tokens))
 
     def headers(self, client: str, now: float) -> dict[str, str]:
         """What a client is told of its limits."""
-        if not any(self._limits.values()):
-            return {}
-        shown = {}
+        shown: dict[str, str] = {}
+        if not self._limits:
+            return shown
         used = self._used(client, now)
         for kind, limit in self._limits.items():
-            if limit:
-                have = getattr(used, kind)
-                shown[f"x-ratelimit-limit-{kind}"] = str(limit)
-                shown[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(limit - have)))
-                shown[f"x-ratelimit-reset-{kind}"] = duration(have * MINUTE_S / limit)
+            left = max(0, math.floor(limit - used[kind]))
+            shown[f"x-ratelimit-limit-{kind}"] = str(limit)
+            shown[f"x-ratelimit-remaining-{kind}"] = str(left)
+            shown[f"x-ratelimit-reset-{kind}"] = duration(used[kind] * MINUTE_S / limit)
         return shown
 
-    def _used(self, client: str, now: float) -> _Used:
+    def _used(self, client: str, now: float) -> dict[str, float]:
         """As of now."""
-        used = self._clients.setdefault(client, _Used(at=now))
-        for kind, limit in self._limits.items():
-            ran_off = limit * (now - used.at) / MINUTE_S
-            setattr(used, kind, max(0.0, getattr(used, kind) - ran_off))
-        used.at = now
-        self._clients.move_to_end(client)
-        oldest = next(iter(self._clients))
-        if now - self._clients[oldest].at > MOST_MINUTES * MINUTE_S:  # nothing of it is left
+        before, at = self._clients.pop(client, ({}, now))
+        used = {
+            kind: max(0.0, before.get(kind, 0.0) - limit * (now - at) / MINUTE_S)
+            for kind, limit in self._limits.items()
+        }
+        self._clients[client] = used, now
+        oldest, (_, at) = next(iter(self._clients.items()))
+        if now - at > MOST_MINUTES * MINUTE_S:  # nothing of it is left
             del self._clients[oldest]
         return used
 
