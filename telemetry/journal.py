@@ -38,7 +38,7 @@ class Journal:
         clocks = {"clock_s": clock_s, "unix_s": clock_s + offset_s}
         self._head = {"type": "head", "version": VERSION, "process": process, **clocks, **facts}
         self._lines: deque[Line] = deque()
-        self._dropped = self._told = 0
+        self._dropped = self._reported = 0
         self._ended = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -60,8 +60,8 @@ class Journal:
 
     def new_lines(self) -> Iterable[Line]:
         """What was written since the last time. Called by the journal's own thread."""
-        if missed := self._dropped - self._told:
-            self._told += missed
+        if missed := self._dropped - self._reported:
+            self._reported += missed
             yield {"type": "missed", "events": missed}
         while self._lines:
             yield self._lines.popleft()

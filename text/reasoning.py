@@ -59,7 +59,7 @@ class ReasoningParser:
         return pieces
 
     def finish(self) -> Sequence[Piece]:
-        pieces: list[Piece] = self._told(self._held.rstrip()) if self._within else self._answer()
+        pieces: list[Piece] = self._piece(self._held.rstrip()) if self._within else self._answer()
         return [*pieces, *([] if self._rest is None else self._rest.finish())]
 
     def _begin(self) -> None:
@@ -78,14 +78,14 @@ class ReasoningParser:
             at = begins(text, CLOSING)
             at = at if self._kept else len(text[:at].rstrip())
             self._held = text[at:]
-            return self._told(text[:at])
+            return self._piece(text[:at])
         end = at + len(CLOSING)
         self._held = text[end:]
-        pieces = self._told(text[:end] if self._kept else text[:at].rstrip())
+        pieces = self._piece(text[:end] if self._kept else text[:at].rstrip())
         self._blank = not self._kept
         return pieces
 
-    def _told(self, thought: str) -> list[Piece]:
+    def _piece(self, thought: str) -> list[Piece]:
         if self._blank:
             thought = thought.lstrip()
             self._blank = not thought
