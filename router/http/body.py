@@ -85,6 +85,7 @@ class Body:
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             if self._client is not None:
+                self._client.read_or_pause()  # what was held is taken
                 self._client.body_waits(True)
             await self._waiter
         finally:

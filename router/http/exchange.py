@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from router.http.body import Body, BrokenBodyError
 from router.http.client import Pool, UnreachableError, UpstreamAnswer
@@ -22,6 +23,7 @@ from router.rules.messages.sse import is_whole, whole_events
 from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import RESPONSES, Upstream, mark_of
 from telemetry.tracing import Traced
+from web.requests import HEADER
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
 # be retried elsewhere, since the client has not seen a part of the answer.
@@ -55,6 +57,11 @@ class ProxiedRequest:
     # upstreams, and from when until when they had the request
     attempts: list[tuple[str, float, float]] = field(default_factory=list)
     trace: Traced | None = None
+
+    def refusal(self, problem: Problem) -> Response:
+        response = errors.response(problem, self.request.path, openai=self.openai)
+        response.headers += encoded({HEADER: self.request_id, **self.limits})
+        return response
 
     def break_off(self, problem: Problem) -> None:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
@@ -90,14 +97,12 @@ class BufferLimit:
         x.buffered_bytes = 0
 
 
-class UpstreamFailedError(Exception):
-    """The upstream sent no complete answer. The text names the upstream and is for the log.
-    `problem` is for the client and names no address."""
+class Failed(NamedTuple):
+    """A failed attempt that may be repeated elsewhere. `reason`: for the log; it names the
+    upstream. `response`: for the client if it is not repeated."""
 
-    def __init__(self, reason: str, problem: Problem, outcome: AttemptEnd) -> None:
-        super().__init__(reason)
-        self.problem = problem
-        self.outcome = outcome
+    reason: str
+    response: Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,37 +139,49 @@ class Attempt:
         self._rest = b""  # the beginning of an event
         self._tail = b""
 
-    async def run(self, body: bytearray | Body, limit_s: float) -> Response | None:
+    async def run(self, body: bytearray | Body, limit_s: float) -> Response | Failed | None:
         """Returns the answer, whose body must begin within `limit_s`, unless it was passed on. A
         body that is still arriving is passed on as it arrives; `limit_s` then limits each pause.
 
-        Raises UpstreamFailedError and ClientGoneError."""
-        x, start_s = self._x, monotonic()
+        Raises ClientGoneError."""
+        x, start_s, url = self._x, monotonic(), self._upstream.url
         try:
             if x.trace is None:
                 return await self._run(body, limit_s, [])
-            with x.trace.call("attempt", {"server.address": self._upstream.url}) as traced:
+            with x.trace.call("attempt", {"server.address": url}) as traced:
                 return await self._run(body, limit_s, encoded(traced))
         except ClientGoneError:
             raise
-        except TimeoutError as error:
+        except TimeoutError:
             if x.request.connection.is_behind:
                 raise ClientGoneError from None
             if isinstance(body, Body) and not body.is_whole and not body.is_blocked:
-                raise _bad_upload(errors.too_slow()) from None
-            raise self._silent() from error
+                return self._failed(AttemptEnd.DEPARTED, "its body is late", errors.too_slow())
+            # A long response may begin late, and a server may pause a deferred one. Any other
+            # stream that has begun must continue.
+            deferred = self._routed is not None and self._routed.deferred
+            stopped = x.request.status and not deferred
+            outcome = AttemptEnd.FAILURE if stopped else AttemptEnd.SLOW
+            problem = errors.upstream_failed("The server was silent for too long.", 504)
+            return self._failed(outcome, f"{url} was silent for too long", problem)
         except BrokenBodyError as error:
-            raise _bad_upload(errors.broken_body(error)) from None
+            return self._failed(AttemptEnd.DEPARTED, str(error), errors.broken_body(error))
         except OSError as error:
-            raise self._broken(error) from error
+            outcome, message = AttemptEnd.FAILURE, "failed before its response was complete."
+            if isinstance(error, UnreachableError):
+                outcome, message = AttemptEnd.UNREACHABLE, "could not be reached."
+            reason = f"{url} failed: {error or type(error).__name__}"
+            return self._failed(outcome, reason, errors.upstream_failed(f"The server {message}"))
         finally:
             if self._answer is not None:
                 x.request.connection.source = None
                 self._with.pool.done(self._answer)
             end_s = x.passed_s if x.passed_s is not None else monotonic()
-            x.attempts.append((self._upstream.url, start_s, end_s))
+            x.attempts.append((url, start_s, end_s))
 
-    async def _run(self, body: bytearray | Body, limit_s: float, traced: Pairs) -> Response | None:
+    async def _run(
+        self, body: bytearray | Body, limit_s: float, traced: Pairs
+    ) -> Response | Failed | None:
         x, upstream, request = self._x, self._upstream, self._x.request
         sent = headers.to_upstream(
             request.headers,
@@ -189,7 +206,7 @@ class Attempt:
         request.connection.source = answer.connection
         return await self._receive(answer)
 
-    async def _receive(self, answer: UpstreamAnswer) -> Response | None:
+    async def _receive(self, answer: UpstreamAnswer) -> Response | Failed | None:
         x, outcome = self._x, outcome_of(answer.status)
         self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
         if self._is_stream:
@@ -207,7 +224,10 @@ class Attempt:
             body = bytes(self._held)
             self._done(outcome, body[-TAIL_BYTES:])
             x.begun_s = monotonic() - x.started
-            return Response(answer.status, body, self._headers(answer))
+            response = Response(answer.status, body, self._headers(answer))
+            if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
+                return response
+            return Failed(f"{self._upstream.url} answered {answer.status}", response)
         self._done(outcome, self._tail + self._rest)
         if self._rest or not x.request.status:
             self._write(self._rest)
@@ -275,24 +295,17 @@ class Attempt:
         pause_s = headers.retry_after_s(answer.headers) if outcome is AttemptEnd.BUSY else None
         self._with.dispatcher.release(routed, outcome, now, pause_s, usage_in(end))
 
-    def _silent(self) -> UpstreamFailedError:
-        # A long response may begin late, and a server may pause a deferred one. Any other stream
-        # that has begun must continue.
-        deferred = self._routed is not None and self._routed.deferred
-        failed = self._x.request.status and not deferred
-        outcome = AttemptEnd.FAILURE if failed else AttemptEnd.SLOW
-        problem = errors.upstream_failed("The server was silent for too long.", 504)
-        reason = f"{self._upstream.url} was silent for too long"
-        return UpstreamFailedError(reason, problem, outcome)
-
-    def _broken(self, error: OSError) -> UpstreamFailedError:
-        message = "The server failed before its response was complete."
-        outcome = AttemptEnd.FAILURE
-        if isinstance(error, UnreachableError):
-            message, outcome = "The server could not be reached.", AttemptEnd.UNREACHABLE
-        reason = f"{self._upstream.url} failed: {error or type(error).__name__}"
-        return UpstreamFailedError(reason, errors.upstream_failed(message), outcome)
-
-
-def _bad_upload(problem: Problem) -> UpstreamFailedError:
-    return UpstreamFailedError(problem.message, problem, AttemptEnd.DEPARTED)
+    def _failed(self, outcome: AttemptEnd, reason: str, problem: Problem) -> Failed | None:
+        """`problem`: for the client; it names no address. An answer that has begun is ended in a
+        recognisable way."""
+        routed, x = self._routed, self._x
+        if routed is not None and routed.state is RequestState.PLACED:
+            self._with.dispatcher.release(routed, outcome, monotonic())
+        if routed is None or x.request.status:
+            x.broken = reason
+        if not x.request.status:
+            return Failed(reason, x.refusal(problem))
+        if routed is not None:
+            self._with.metrics.broken[self._upstream.url, x.model].inc()
+        x.break_off(problem)
+        return None

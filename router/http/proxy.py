@@ -7,20 +7,19 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic, time_ns
-from typing import NamedTuple
 
 from router import log
 from router.config import RouterConfig, aliased
 from router.dispatching import AsyncDispatcher
 from router.http import jobs
-from router.http.body import Body, BrokenBodyError
+from router.http.body import BrokenBodyError
 from router.http.client import Pool
 from router.http.exchange import (
     Attempt,
     BufferLimit,
+    Failed,
     Forwarder,
     ProxiedRequest,
-    UpstreamFailedError,
 )
 from router.http.server import ClientGoneError, ClientRequest
 from router.metrics import Metrics
@@ -34,11 +33,10 @@ from router.rules.messages.request_body import (
     priority_in,
     renamed,
 )
-from router.rules.request import AttemptEnd, NoPlace, RequestState, RoutedRequest, outcome_of
-from router.rules.upstream import Upstream
+from router.rules.request import NoPlace, RoutedRequest
 from telemetry.journal import Journal
 from telemetry.tracing import Traced, Tracing
-from web.requests import HEADER, bearer_key, is_valid, request_id
+from web.requests import bearer_key, is_valid, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
@@ -47,16 +45,7 @@ ENGINE = re.compile("/v1/engines/(.+)/completions")
 # TGI's clients send these names to a server of one model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
 
-ANSWERED = (AttemptEnd.SUCCESS, AttemptEnd.REFUSED)
-
 Answering = Callable[[ProxiedRequest], Awaitable[Response | None]]
-
-
-class Failed(NamedTuple):
-    """A failed attempt that may be repeated elsewhere. `response`: for the client if it is not."""
-
-    reason: str
-    response: Response
 
 
 def key_of(request: ClientRequest) -> bytes:
@@ -131,7 +120,7 @@ class Proxy:
             return response
         except RefusalError as refused:
             status = refused.problem.status
-            return self._refusal(x, refused.problem)
+            return x.refusal(refused.problem)
         except ClientGoneError:
             self._metrics.departed.inc()
             raise
@@ -165,15 +154,10 @@ class Proxy:
         if self._config.api_keys and not holds_key(request, self._config.api_keys):
             raise RefusalError(errors.no_key("A valid API key is required."))
 
-    def _refusal(self, x: ProxiedRequest, problem: Problem) -> Response:
-        response = errors.response(problem, x.request.path, openai=x.openai)
-        response.headers += headers.encoded({HEADER: x.request_id, **x.limits})
-        return response
-
     def _abandon(self, x: ProxiedRequest, problem: Problem) -> Response | None:
         """Sends an error instead of the answer, or at the end of an answer that has begun."""
         if not x.request.status:
-            return self._refusal(x, problem)
+            return x.refusal(problem)
         x.break_off(problem)
         return None
 
@@ -185,7 +169,7 @@ class Proxy:
         if isinstance(upstream, Problem):
             raise RefusalError(upstream)
         body = x.request.body if x.request.has_body else bytearray()
-        result = await self._attempt(x, upstream, body, self._config.stream_idle)
+        result = await Attempt(self._forwarder, x, upstream).run(body, self._config.stream_idle)
         return result.response if isinstance(result, Failed) else result
 
     async def tokenize(self, x: ProxiedRequest) -> Response | None:
@@ -197,9 +181,10 @@ class Proxy:
         if not having and fleet.complete():
             raise RefusalError(errors.unknown_model(x.model, list(fleet.models())))
         result: Failed | Response | None = None
+        idle_s = self._config.stream_idle
         usable = [upstream for upstream in having if upstream.usable(now)]
         for upstream in sorted(usable, key=lambda upstream: upstream.in_flight):
-            result = await self._attempt(x, upstream, x.body, self._config.stream_idle)
+            result = await Attempt(self._forwarder, x, upstream).run(x.body, idle_s)
             if not isinstance(result, Failed):
                 return result
         if isinstance(result, Failed):
@@ -211,6 +196,7 @@ class Proxy:
         body = await self._read(x)
         routed = x.routed = self._routed(x, body)
         failed: Failed | None = None
+        limit_s = self._config.timeout / 1000
         while True:
             await self._dispatcher.place(routed)
             x.limits = self._dispatcher.minutes.headers(routed.client, monotonic())
@@ -220,7 +206,7 @@ class Proxy:
                     return failed.response
                 raise RefusalError(self._explain(routed))
             upstream = routed.placed_on()
-            result = await self._attempt(x, upstream, x.body, self._config.timeout / 1000)
+            result = await Attempt(self._forwarder, x, upstream, routed).run(x.body, limit_s)
             if not isinstance(result, Failed):
                 return result
             log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
@@ -230,28 +216,6 @@ class Proxy:
             self._metrics.retries[upstream.url, x.model].inc()
             back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(routed.tried) - 1))
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
-
-    async def _attempt(
-        self, x: ProxiedRequest, upstream: Upstream, body: bytearray | Body, limit_s: float
-    ) -> Response | Failed | None:
-        """The answer, unless it was passed on. Raises ClientGoneError."""
-        routed = x.routed
-        try:
-            response = await Attempt(self._forwarder, x, upstream, routed).run(body, limit_s)
-        except UpstreamFailedError as failure:
-            if routed is not None and routed.state is RequestState.PLACED:
-                self._dispatcher.release(routed, failure.outcome, monotonic())
-            if routed is None or x.request.status:
-                x.broken = str(failure)
-            if not x.request.status:
-                return Failed(str(failure), self._refusal(x, failure.problem))
-            if routed is not None:
-                self._metrics.broken[upstream.url, x.model].inc()
-            x.break_off(failure.problem)
-            return None
-        if response is None or outcome_of(response.status) in ANSWERED:
-            return response
-        return Failed(f"{upstream.url} answered {response.status}", response)
 
     def _routed(self, x: ProxiedRequest, body: RequestBody) -> RoutedRequest:
         sent = x.request.headers

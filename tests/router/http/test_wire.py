@@ -45,6 +45,7 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.written = b""
         self.closed = False
+        self.reads = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -60,9 +61,11 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high == 0
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reads = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reads = True
 
 
 async def answered(pieces: Sequence[bytes], least: int) -> bytes:
@@ -98,6 +101,38 @@ def test_requests_are_answered_in_order_wherever_their_bytes_are_split(
     written = asyncio.run(answered(pieces, len(sent)))
     bodies = [one.partition(b"\r\n\r\n")[2] for one in written.split(b"HTTP/1.1 200 OK\r\n")[1:]]
     assert [json.loads(body) for body in bodies] == [REQUESTS[one] for one in sent]
+
+
+def test_a_body_that_nobody_takes_yet_is_not_read_for_ever() -> None:
+    async def check() -> None:
+        go_on, piece, sizes = asyncio.Event(), bytes(2**16), list[int]()
+
+        async def answer(request: ClientRequest) -> Response:
+            await go_on.wait()
+            sizes.append(len(await request.body.whole(2**21)))
+            return Response(200)
+
+        connections = Connections(answer, lambda request, headers: [], 9, 60)
+        connection, wire = connections(), Wire()
+        connection.connection_made(wire)
+        connection.data_received(LENGTH + POST + b"Content-Length: 1048576\r\n\r\n")
+        sent = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while wire.reads:
+                connection.data_received(piece)
+                sent += len(piece)
+            assert sent < 2**20
+            go_on.set()
+            while len(sizes) < 2:
+                if wire.reads and sent < 2**20:
+                    connection.data_received(piece)
+                    sent += len(piece)
+                await asyncio.sleep(0)
+            assert sizes == [5, 2**20]
+            connection.connection_lost(None)
+            await connections.close(0)
+
+    asyncio.run(check())
 
 
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST
