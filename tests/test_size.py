@@ -27,14 +27,14 @@ LINES = {
     "learn": 1199,
     "model_server": 2125,
     "models": 2774,
-    "router": 5159,
+    "router": 5137,
     "runtime": 5412,
     "scheduling": 2210,
-    "tests": 30842,
+    "tests": 30877,
     "text": 1937,
     "others": 7428,
 }
-PRODUCT_LINES = 40105  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 40083  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
