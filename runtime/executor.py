@@ -24,11 +24,10 @@ from models.networks import Network, count_parameters
 from runtime.attention import Flat, RaggedAttention, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.device import Device
-from runtime.gpu.layers import adapt
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import masks_of
 from runtime.iteration import Guesses, LocalIteration, ReadBack, with_our_errors
-from runtime.layers import use_kernels
+from runtime.layers import adapt_to_cpu, adapt_to_gpu
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.layers import Int8Linear
@@ -104,9 +103,9 @@ class Executor(ABC):
         kernels: dict[str, str] = {}
         if kernel is None:
             kernels = pack_linears(network, invariant=speculate > 0)
-            use_kernels(network, dtype)
+            adapt_to_cpu(network, dtype)
         else:
-            adapt(network, kernels=kernel)
+            adapt_to_gpu(network, kernels=kernel)
         self.info = ModelInfo(
             name=name,
             parameters=count_parameters(network.config),

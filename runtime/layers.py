@@ -1,138 +1,187 @@
-"""What a decoder computes between its matrix products, by this project's kernels on a CPU.
+"""A network's layers by this project's kernels: fewer operators between matrix products, and, on a
+GPU, a vocabulary of a size that matrix products are fast for.
 
 Torch takes half a dozen operators for a norm and a dozen for a rotation, each with an overhead and
-a tensor of its own; a kernel of `kernels/layers/layers.cpp` takes one pass. `models/decoder.py`
-defines what is computed. A row's result does not depend on the rows beside it, to the last bit.
-
-A call of a module goes to its `forward` at once: for one row, nn.Module's own call, which looks for
-hooks, takes as long as some of these kernels.
+a tensor of its own; a kernel takes one pass. `models/decoder.py` and `models/gpt2.py` define what
+is computed. On a CPU a row's result does not depend on the rows beside it, to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kernels import layer_kernel
 from models.decoder import AddRMSNorm, DecoderBlock, Gated, RMSNorm, Rotation, Turns
+from models.gpt2 import AddNorm, GeluLinear
+from models.networks import Network
 
-TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-MOST_HEAD_DIM = 496  # of `rotate`
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}  # of activations, on a CPU
+MOST_HEAD_DIM = 496  # of `rotate`, on a CPU
+MULTIPLE = 64  # of the head's outputs, on a GPU: rows of logits begin where wide stores may
+
+Operator = Callable[..., Any]
 
 
-def kernels_work(dtype: torch.dtype) -> bool:
-    """Whether the modules below can be made for a network whose activations are of this type."""
-    return dtype in TYPES and layer_kernel("gated", TYPES[dtype]) is not None
+class CPULayers:
+    """The functions of kernels/layers/layers.cpp, with the parameters of those of
+    kernels/gpu/layers.py. `works`: they can be used for activations of this type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        names = ("add_rms_norm", "gated", "rotate")
+        found: list[Any]
+        found = [layer_kernel(name, TYPES[dtype]) if dtype in TYPES else None for name in names]
+        self.works = None not in found
+        self._add_rms_norm, self._gated, self._rotate = found
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x, width = x.contiguous(), len(weight)
+        normed = torch.empty_like(x)
+        self._add_rms_norm(
+            x.data_ptr(), None, weight.data_ptr(), eps, x.numel() // width, width, None,
+            normed.data_ptr(),
+        )  # fmt: skip
+        return normed
+
+    def add_rms_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x, y, width = x.contiguous(), y.contiguous(), len(weight)
+        summed, normed = torch.empty_like(x), torch.empty_like(x)
+        self._add_rms_norm(
+            x.data_ptr(), y.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width,
+            summed.data_ptr(), normed.data_ptr(),
+        )  # fmt: skip
+        return summed, normed
+
+    def gated(self, x: Tensor, gelu: bool) -> Tensor:
+        x, width = x.contiguous(), x.shape[-1] // 2
+        out = x.new_empty(*x.shape[:-1], width)
+        self._gated(x.data_ptr(), out.numel() // width, width, gelu, out.data_ptr())
+        return out
+
+    def rotate(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
+        q_weight: Tensor | None, k_weight: Tensor | None, eps: float, scale: float,
+    ) -> None:  # fmt: skip
+        tokens, heads, dim = q.shape
+        assert q.stride()[1:] == k.stride()[1:] == (dim, 1)
+        addresses = [None if of is None else of.data_ptr() for of in (q_weight, k_weight)]
+        self._rotate(
+            q.data_ptr(), k.data_ptr(), tokens, heads, k.shape[1], dim, q.stride(0), k.stride(0),
+            cos.data_ptr(), sin.data_ptr(), *addresses, eps, scale,
+        )  # fmt: skip
 
 
-def use_kernels(network: nn.Module, dtype: torch.dtype) -> None:
-    """Replaces a decoder's layers, once, if the kernels work; leaves other networks as they are."""
-    if not kernels_work(dtype):
+def adapt_to_cpu(network: nn.Module, dtype: torch.dtype) -> None:
+    """Replaces a decoder's layers, if the kernels work; leaves other networks as they are."""
+    kernels = CPULayers(dtype)
+    if not kernels.works:
         return
-    for module in list(network.modules()):
-        if isinstance(module, DecoderBlock) and module.head_dim <= MOST_HEAD_DIM:
-            module.rotation = KernelRotation(module, dtype)
-        for name, child in list(module.named_children()):
-            if isinstance(child, AddRMSNorm):
-                setattr(module, name, KernelAddRMSNorm(child, dtype))
-            elif isinstance(child, RMSNorm):
-                setattr(module, name, KernelRMSNorm(child, dtype))
-            elif isinstance(child, Gated):
-                setattr(module, name, KernelGated(child.activation, dtype))
     for module in network.modules():
         if isinstance(module, DecoderBlock):
             # Python finds them there before it asks nn.Module, which takes longer
             vars(module).update(module._modules)
+        for name, child in module.named_children():
+            is_wide = isinstance(module, DecoderBlock) and module.head_dim > MOST_HEAD_DIM
+            operator = _of_a_decoder(module, child, kernels)
+            if operator is not None and not (is_wide and isinstance(child, Rotation)):
+                vars(module)[name] = operator
 
 
-def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    found = layer_kernel(name, TYPES[dtype])
-    assert found is not None, "ask kernels_work"
-    return found
+def adapt_to_gpu(network: Network, *, kernels: bool) -> None:
+    """Pads the head and, with `kernels`, replaces layers by Triton's."""
+    _pad_head(network)
+    if not kernels:
+        return
+    from kernels.gpu import layers  # Triton is part of torch's CUDA build only
+
+    for module in network.modules():
+        for name, child in module.named_children():
+            operator = _of_a_decoder(module, child, layers)
+            if isinstance(child, AddNorm):
+                operator = _with(layers.add_norm, child.weight, child.bias, child.eps)
+            elif isinstance(child, GeluLinear) and child.approximate == "tanh":
+                operator = partial(_linear_gelu, layers.bias_gelu, child.weight, child.bias)
+            if operator is not None:
+                vars(module)[name] = operator
 
 
-class KernelRMSNorm(nn.Module):
-    """An RMSNorm in one pass."""
-
-    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(norm.weight.detach().float(), requires_grad=False)
-        self.eps, self.width = norm.eps, len(norm.weight)
-        self.kernel = _kernel("add_rms_norm", dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        normed = torch.empty_like(x)
-        self.kernel(
-            x.data_ptr(), None, self.weight.data_ptr(), self.eps, x.numel() // self.width,
-            self.width, None, normed.data_ptr(),
-        )  # fmt: skip
-        return normed
-
-    __call__ = forward
+def _of_a_decoder(module: nn.Module, layer: nn.Module, kernels: Any) -> Operator | None:
+    """What computes a layer of `module`, in the place of the layer, whose call by nn.Module looks
+    for hooks: for one row that takes as long as some of these kernels. None: the layer itself."""
+    match layer:
+        case RMSNorm():
+            adds = isinstance(layer, AddRMSNorm)
+            weight = layer.weight.detach().float()
+            return _with(kernels.add_rms_norm if adds else kernels.rms_norm, weight, layer.eps)
+        case Gated():
+            return _with(kernels.gated, layer.activation != "silu")
+        case Rotation():
+            return _rotation(dict(module.named_children()), layer, kernels.rotate)
+    return None
 
 
-class KernelAddRMSNorm(KernelRMSNorm):
-    """An AddRMSNorm in one pass."""
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, y = x.contiguous(), y.contiguous()
-        summed, normed = torch.empty_like(x), torch.empty_like(x)
-        self.kernel(
-            x.data_ptr(), y.data_ptr(), self.weight.data_ptr(), self.eps, x.numel() // self.width,
-            self.width, summed.data_ptr(), normed.data_ptr(),
-        )  # fmt: skip
-        return summed, normed
-
-    __call__ = forward  # type: ignore[assignment]
+def _with(operator: Operator, *numbers: Any) -> Operator:
+    """The operator with these as its last arguments."""
+    return lambda *x: operator(*x, *numbers)
 
 
-class KernelGated(nn.Module):
-    """A Gated in one pass."""
-
-    def __init__(self, activation: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.with_gelu = activation != "silu"
-        self.kernel = _kernel("gated", dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        width = x.shape[-1] // 2
-        out = x.new_empty(*x.shape[:-1], width)
-        rows = out.numel() // width
-        self.kernel(x.data_ptr(), rows, width, self.with_gelu, out.data_ptr())
-        return out
-
-    __call__ = forward
+def _linear_gelu(bias_gelu: Operator, weight: Tensor, bias: Tensor, x: Tensor) -> Any:
+    return bias_gelu(F.linear(x, weight), bias)
 
 
-class KernelRotation(Rotation):
-    """A Rotation in one pass, in place."""
+def _rotation(siblings: dict[str, nn.Module], layer: Rotation, rotate: Operator) -> Operator:
+    """In place."""
+    norms = [siblings.get(name) for name in ("q_norm", "k_norm")]
+    weights = [
+        norm.weight.detach().float() if isinstance(norm, RMSNorm) else None for norm in norms
+    ]
+    eps = next((norm.eps for norm in norms if isinstance(norm, RMSNorm)), 0.0)
 
-    def __init__(self, block: DecoderBlock, dtype: torch.dtype) -> None:
-        super().__init__(block.rotation.query_scale)
-        norms = block.q_norm, block.k_norm
-        self.eps = next((norm.eps for norm in norms if norm is not None), 0.0)
-        weights = [None if norm is None else norm.weight.detach().float() for norm in norms]
-        self.q_weight, self.k_weight = weights
-        self.addresses = [None if weight is None else weight.data_ptr() for weight in weights]
-        self.kernel = _kernel("rotate", dtype)
-
-    def forward(
-        self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+    def rotated(
+        q: Tensor, k: Tensor, turns: Turns, q_norm: Operator | None, k_norm: Operator | None
     ) -> tuple[Tensor, Tensor]:
         """q `[N, heads, D]`, k `[N, kv_heads, D]`: views, the heads of a token side by side."""
         if turns is None or q.dim() != 3:
-            return super().forward(q, k, turns, q_norm, k_norm)
-        tokens, heads, dim = q.shape
-        assert q.stride()[1:] == k.stride()[1:] == (dim, 1)
-        cos, sin = turns
-        self.kernel(
-            q.data_ptr(), k.data_ptr(), tokens, heads, k.shape[1], dim, q.stride(0), k.stride(0),
-            cos.data_ptr(), sin.data_ptr(), *self.addresses, self.eps, self.query_scale,
-        )  # fmt: skip
+            q, k = layer(q, k, turns, q_norm, k_norm)
+            return q, k
+        rotate(q, k, *turns, *weights, eps, layer.query_scale)
         return q, k
 
-    __call__ = forward
+    return rotated
+
+
+class PaddedHead(nn.Module):
+    """A linear layer without bias; its outputs are padded in memory, which no caller sees."""
+
+    def __init__(self, weight: Tensor, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).narrow(-1, 0, self.outputs)
+
+
+def _pad_head(network: Network) -> None:
+    """A tied embedding keeps sharing the head's memory. A shard's head is
+    a part of another layer."""
+    holder: Any = network
+    name = "head"
+    if hasattr(network.head, "part"):
+        holder, name = network.head, "part"
+    head: nn.Linear | PaddedHead = getattr(holder, name)
+    if isinstance(head, PaddedHead):
+        return
+    outputs = head.out_features
+    with torch.no_grad():
+        padded = F.pad(head.weight, (0, 0, 0, -outputs % MULTIPLE))
+        setattr(holder, name, PaddedHead(padded, outputs))
+        if network.config.tied:
+            network.wte.weight = nn.Parameter(padded.narrow(0, 0, outputs), requires_grad=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.gpu.layers import MULTIPLE
+from runtime.layers import MULTIPLE
 from runtime.sampling.sampler import Sampler, drawing_of
 from seams import Opening, Sampling
 

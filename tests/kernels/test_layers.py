@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoder import Decoder, Gated, RMSNorm
+from models.decoder import Decoder
 from models.description import Description, Rope
 from models.gpt2 import GPT, Attend, GPTConfig, causal_attention, init_weights
-from runtime.gpu.layers import PaddedHead, adapt
-from runtime.layers import TYPES, kernels_work, use_kernels
+from runtime.layers import TYPES, CPULayers, PaddedHead, adapt_to_cpu, adapt_to_gpu
 from tests.kernels.conftest import DEVICE, launched
 
 EPS = 1e-5
@@ -40,7 +39,7 @@ def asked_of(tokens: int) -> tuple[Tensor, Tensor, Attend]:
     return torch.randint(0, 50, (tokens,)), torch.arange(tokens) % 64, lambda _, q, k, v: q * k + v
 
 
-@pytest.mark.parametrize("dtype", [of for of in TYPES if kernels_work(of)], ids=str)
+@pytest.mark.parametrize("dtype", [of for of in TYPES if CPULayers(of).works], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 128])
 @pytest.mark.parametrize("norms", [False, True])
 def test_a_decoder_whose_layers_are_those_for_cpus_is_as_close_to_float64(
@@ -48,7 +47,7 @@ def test_a_decoder_whose_layers_are_those_for_cpus_is_as_close_to_float64(
 ) -> None:
     plain = decoder(head_dim=head_dim, norms=norms).to(dtype)
     replaced, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
-    use_kernels(replaced, dtype)
+    adapt_to_cpu(replaced, dtype)
     for tokens in (1, 3, 70):
         asked = asked_of(tokens)
         wanted = exact(*asked)
@@ -68,9 +67,7 @@ def test_a_decoder_whose_layers_are_tritons_computes_the_same(norms: bool) -> No
         network = decoder(norms=norms)
         replaced = copy.deepcopy(network)
         for _ in range(2):  # executors may share a network
-            adapt(replaced, kernels=True)
-        plain = [m for m in replaced.modules() if isinstance(m, RMSNorm | Gated)]
-        assert not plain
+            adapt_to_gpu(replaced, kernels=True)
         asked = asked_of(9)
         with launched() as names:
             hidden = replaced(*asked)
@@ -86,7 +83,7 @@ def test_a_decoder_whose_layers_are_tritons_computes_the_same(norms: bool) -> No
 def test_an_adapted_gpt_computes_the_same_and_shares_a_padded_vocabulary(kernels: bool) -> None:
     plain, adapted = gpt(), gpt()
     for _ in range(2):
-        adapt(adapted, kernels=kernels)
+        adapt_to_gpu(adapted, kernels=kernels)
     tokens = torch.tensor([[1, 96, 5], [7, 7, 0]])
     asked = (tokens, torch.arange(3), causal_attention)
     with launched() as names:
