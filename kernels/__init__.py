@@ -31,55 +31,63 @@ ATTENTION_SOURCE = "attention/attention"
 ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
+# parameters of the functions, by the beginning of their names: p a pointer, n an int64, i an int32,
+# f a float
+PARAMETERS = {
+    "attend": "pppp nnnnnn pppppp nn f",
+    "linear": "p nn ppp i p n",
+    "add_rms_norm": "ppp f nn pp",
+    "gated": "p nn i p",
+    "rotate": "pp nnnnnn pppp ff",
+    "draw": "p nn p n pp n p n pp",
+}
+_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
+
+Kernel = Callable[..., None]
 
 
 @functools.cache
-def attention_kernels(head_dim: int) -> dict[str, Callable[..., None]]:
+def attention_kernels(head_dim: int) -> dict[str, Kernel]:
     """The functions of attention.cpp for one of HEAD_DIMS by name, as far as the processor has the
     instructions; empty if they cannot be compiled."""
     library = _library(ATTENTION_SOURCE, f"-DHEAD_DIM={head_dim}")
-    found: dict[str, Callable[..., None]] = {}
-    for name in ATTENTION:
-        function = getattr(library, name, None)
-        if function is None or ("amx" in name and not _amx_allowed(library)):
-            continue
-        function.restype = None
-        function.argtypes = (
-            [ctypes.c_void_p] * 4
-            + [ctypes.c_int64] * 6
-            + [ctypes.c_void_p] * 6
-            + [ctypes.c_int64] * 2
-            + [ctypes.c_float]
-        )
-        found[name] = function
+    found = {name: _function(library, name) for name in ATTENTION}
+    return {name: kernel for name, kernel in found.items() if kernel is not None}
+
+
+@functools.cache
+def linear_kernel(name: str) -> Kernel | None:
+    """A function of LINEAR_SOURCES, such as `linear_f32`, or None if the processor lacks its
+    instructions or it cannot be compiled."""
+    found = (_function(_library(source), name) for source in LINEAR_SOURCES)
+    return next((kernel for kernel in found if kernel is not None), None)
+
+
+@functools.cache
+def layer_kernel(name: str, dtype: str) -> Kernel | None:
+    """A function of layers.cpp for `f32` or `bf16`, or None if it cannot be compiled."""
+    return _function(_library("layers/layers"), f"{name}_{dtype}")
+
+
+@functools.cache
+def draw_kernel(dtype: str) -> Kernel | None:
+    """As `layer_kernel`, of sampling.cpp."""
+    return _function(_library("sampling/sampling"), f"draw_{dtype}")
+
+
+def _function(library: ctypes.CDLL | None, name: str) -> Kernel | None:
+    """None if the library has none, or if it uses AMX, which the system refuses."""
+    function = getattr(library, name, None)
+    if function is None or ("amx" in name and not _amx_allowed(library)):
+        return None
+    parameters = next(of for start, of in PARAMETERS.items() if name.startswith(start))
+    function.restype = None
+    function.argtypes = [_TYPES[letter] for letter in parameters.replace(" ", "")]
+    found: Kernel = function
     return found
 
 
-@functools.cache
-def linear_kernel(name: str) -> Callable[..., None] | None:
-    """A function of LINEAR_SOURCES, such as `linear_f32`, or None if the processor lacks its
-    instructions or it cannot be compiled."""
-    for library in map(_linear_library, LINEAR_SOURCES):
-        function = getattr(library, name, None)
-        if function is not None:
-            function.restype = None
-            function.argtypes = [
-                ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3,
-                ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
-            ]  # fmt: skip
-            found: Callable[..., None] = function
-            return found
-    return None
-
-
-@functools.cache
-def _linear_library(name: str) -> ctypes.CDLL | None:
-    library = _library(name)
-    return library if _amx_allowed(library) else None
-
-
 def _amx_allowed(library: ctypes.CDLL | None) -> bool:
-    """False if the functions of `library` use AMX and the system refuses it."""
     allowed = getattr(library, "amx_allowed", None)
     if allowed is None or allowed():
         return True
@@ -92,47 +100,13 @@ def identity(*sources: str) -> tuple[str, ...]:
     return *(_text(_source(name)) for name in sources), _processor()
 
 
-@functools.cache
-def layer_kernel(name: str, dtype: str) -> Callable[..., None] | None:
-    """A function of layers.cpp for `f32` or `bf16`, or None if it cannot be compiled."""
-    function = getattr(_library("layers/layers"), f"{name}_{dtype}", None)
-    if function is None:
-        return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    function.restype = None
-    function.argtypes = {
-        "add_rms_norm": [*[pointer] * 3, ctypes.c_float, *[number] * 2, *[pointer] * 2],
-        "gated": [pointer, *[number] * 2, ctypes.c_int32, pointer],
-        "rotate": [*[pointer] * 2, *[number] * 6, *[pointer] * 4, *[ctypes.c_float] * 2],
-    }[name]
-    found: Callable[..., None] = function
-    return found
-
-
-@functools.cache
-def sampling_library() -> ctypes.CDLL | None:
-    """`draw_f32` and `draw_bf16` of sampling.cpp, or None if they cannot be compiled."""
-    library = _library("sampling/sampling")
-    if library is not None:
-        for function in (library.draw_f32, library.draw_bf16):
-            function.restype = None
-            function.argtypes = (
-                [ctypes.c_void_p]
-                + [ctypes.c_int64] * 2
-                + [ctypes.c_void_p, ctypes.c_int64]
-                + [ctypes.c_void_p] * 2
-                + [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
-                + [ctypes.c_void_p] * 2
-            )
-    return library
-
-
 def cache_folder() -> Path:
     """Raises RuntimeError if the user has no home folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "effective-batching"
 
 
+@functools.cache
 def _library(name: str, *flags: str) -> ctypes.CDLL | None:
     return load_library(_source(name), *flags)
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS
+from runtime.gpu.paged import Packed
+from runtime.transfer import Array
 
 MOST_ROWS = 512  # that decode in a graph of decodes alone
 DECODES = (1, 2, 4, 8, *range(16, MOST_ROWS + 1, 16))
@@ -26,27 +28,14 @@ SPLITS = (1, 4, MOST_SPLITS)  # of each row with one new token; some may have mo
 
 
 @dataclass(frozen=True, slots=True)
-class IterationLoad:
-    """What an iteration consists of."""
-
-    tokens: int  # padding included
-    rows: int
-    singles: int  # splits of the rows with one new token
-    pieces: int  # tiles of the other rows
-    kept: int  # places whose hidden states are wanted
-    splits: bool = False  # one of those rows has several, and they are merged
-    shared: bool = False  # several rows are one sequence's, which graphs of decodes do not allow
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """The most that a graph holds."""
 
-    tokens: int
+    tokens: int  # padding included
     rows: int  # one more than may be used: padding refers to the last, which is empty
-    singles: int
-    pieces: int
-    kept: int
+    singles: int  # splits of the rows with one new token
+    pieces: int  # tiles of the other rows
+    kept: int  # places whose hidden states are wanted
 
     @property
     def splits(self) -> bool:
@@ -58,14 +47,14 @@ class Bucket:
         """Whether the hidden states of all tokens are computed to the end."""
         return not self.pieces
 
-    def holds(self, load: IterationLoad) -> bool:
+    def holds(self, of: Packed[Array]) -> bool:
         return (
-            load.tokens <= self.tokens
-            and load.rows < self.rows
-            and load.singles <= self.singles
-            and load.pieces <= self.pieces
-            and load.kept <= self.kept
-            and load.splits <= self.splits
+            len(of.tokens) <= self.tokens
+            and len(of.rows) < self.rows
+            and of.singles <= self.singles
+            and len(of.tiles) - of.singles <= self.pieces
+            and len(of.kept) <= self.kept
+            and of.splits <= self.splits
         )
 
 
@@ -87,15 +76,15 @@ class Buckets:
             for tokens in reversed(self._decodes):
                 yield self._of_decodes(tokens, splits)
 
-    def fitting(self, load: IterationLoad) -> Bucket | None:
-        """The smallest that holds the load; None if it runs without a graph."""
+    def fitting(self, of: Packed[Array]) -> Bucket | None:
+        """The smallest that holds the iteration; None if it runs without a graph."""
         found: list[Bucket] = []
-        if not (load.pieces or load.shared):
-            tokens = _least(self._decodes, load.tokens)
+        if len(of.tiles) == of.singles and not of.shared:  # a graph of decodes allows no drafts
+            tokens = _least(self._decodes, len(of.tokens))
             found += [self._of_decodes(tokens, splits) for splits in self._splits if tokens]
-        tokens = _least(self._mixed, load.tokens)
+        tokens = _least(self._mixed, len(of.tokens))
         found += [self._mixture(tokens, splits) for splits in self._splits if tokens]
-        return next((bucket for bucket in found if bucket.holds(load)), None)
+        return next((bucket for bucket in found if bucket.holds(of)), None)
 
     def _of_decodes(self, tokens: int, splits: int) -> Bucket:
         return Bucket(tokens, tokens + 1, tokens * splits, 0, tokens)

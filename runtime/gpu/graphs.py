@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.gpu.buckets import Bucket, Buckets, IterationLoad
+from runtime.gpu.buckets import Bucket, Buckets
 from runtime.gpu.paged import Packed, arrays_of
 from runtime.gpu.tables import KeptTables, News
 from runtime.transfer import Array, padded_bytes, stage, views
@@ -36,18 +36,6 @@ class Ran:
     hidden: Tensor  # [K, C]
     drawn: Tensor  # [draws] int32: places in `hidden` after which a token is drawn
     sent: list[Tensor]  # the further numbers that were sent with it
-
-
-def load_of(packed: Packed[Array]) -> IterationLoad:
-    return IterationLoad(
-        len(packed.tokens),
-        len(packed.rows),
-        packed.singles,
-        len(packed.tiles) - packed.singles,
-        len(packed.kept),
-        packed.splits,
-        packed.shared,
-    )
 
 
 def sources_of(tokens: Array, behind: int) -> Array:
@@ -135,7 +123,7 @@ class Graphs:
     ) -> Ran | None:
         """The iteration's result, valid until the next call; None if no graph holds it. `newest`:
         the tokens in flight; `also`: further numbers to send."""
-        bucket = self._buckets.fitting(load_of(packed))
+        bucket = self._buckets.fitting(packed)
         if bucket is None:
             return None
         own = [*self._arrays(packed, bucket), news.at, news.blocks]

@@ -20,7 +20,6 @@ from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, attend_rectangle
 from runtime.attention import Counts, Flat, Span, Spans
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.tables import KeptTables, News
-from runtime.gpu.tuning import decode_launch
 from runtime.transfer import Array, send
 
 if TYPE_CHECKING:
@@ -123,12 +122,14 @@ class PagedAttention:
     stores their keys and values, another if one of them reads enough keys to be split, and two for
     prompts, of which drafts need the one that stores."""
 
-    def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
-        self._packed, self._pool = packed, pool
-        self._launch: Launch | None = None
+    def __init__(self, packed: Packed[Tensor], pool: KVPool, launch: Launch | None = None) -> None:
+        """`launch`: of decodes; None: the fastest on this GPU."""
+        self._packed, self._pool, self._launch = packed, pool, launch
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from kernels.gpu.attention import attend  # Triton is part of torch's CUDA build only
+        # Triton is part of torch's CUDA build only
+        from kernels.gpu.attention import attend
+        from runtime.gpu.tuning import decode_launch
 
         if self._launch is None:
             self._launch = decode_launch(q.shape[1], self._pool.shape)

@@ -10,14 +10,16 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.choice import kept_choices
-from kernels.gpu.paged import SPLIT_KEYS
 from runtime.cache import KVShape
+from runtime.gpu.comparison import Heads, LayerCase
+from runtime.gpu.paged import PagedAttention
 
 if TYPE_CHECKING:
     from kernels.gpu.attention import Launch
@@ -48,8 +50,8 @@ def chosen(heads: int, shape: KVShape, seconds: Timer) -> Launch:
     from kernels.gpu.attention import CANDIDATES
 
     by_name = {f"{launch.warps} warps, {launch.stages} stages": launch for launch in CANDIDATES}
-    dtype = str(shape.dtype).removeprefix("torch.")
-    key = f"{heads}:{shape.kv_heads} x {shape.head_dim} {dtype}, blocks of {shape.block_tokens}"
+    of = Heads.of(heads, shape)
+    key = f"{heads}:{of.kv_heads} x {of.head_dim} {of.dtype}, blocks of {of.block_tokens}"
 
     def identity() -> list[str]:
         on_gpu = shape.device.type == "cuda"
@@ -58,37 +60,19 @@ def chosen(heads: int, shape: KVShape, seconds: Timer) -> Launch:
         return [name, torch.__version__, triton.__version__, source]
 
     def measure(_: object) -> dict[str, str]:
+        rows = max(1, POOL_BYTES // (KEYS * shape.token_bytes // shape.n_layer))
+        # random, since a GPU computes zeros with less power, and so faster
+        case = LayerCase([(KEYS - 1, 1)] * rows, of, 1, shape.device, 0)
+        tried = {
+            name: PagedAttention(case.packed, case.pool, launch) for name, launch in by_name.items()
+        }
         timed = {
-            name: seconds(attention(heads, shape, launch), shape.device)
-            for name, launch in by_name.items()
+            name: seconds(partial(attend, 0, *case.split()), shape.device)
+            for name, attend in tried.items()
         }
         return {key: min(timed, key=timed.__getitem__)}
 
     return by_name[kept_choices("decode", identity, [key], by_name, measure)[key]]
-
-
-def attention(heads: int, shape: KVShape, launch: Launch) -> Callable[[], object]:
-    """A decode of as many rows as fill the pool."""
-    from kernels.gpu.attention import attend
-
-    held = (shape.block_tokens, shape.kv_heads, shape.head_dim)
-    each = KEYS // shape.block_tokens
-    token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-    rows = max(1, POOL_BYTES // (KEYS * token_bytes))
-    device, dtype = shape.device, shape.dtype
-    # random, since a GPU computes zeros with less power, and so faster
-    keys, values = torch.randn(2, rows * each, *held, dtype=dtype, device=device)
-    width = heads + 2 * shape.kv_heads
-    qkv = torch.randn(rows, width, shape.head_dim, dtype=dtype, device=device)
-    q, k, v = qkv.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], 1)
-    row, splits = torch.arange(rows, device=device), KEYS // SPLIT_KEYS
-    one = torch.ones_like(row)
-    layout = torch.stack([row, one, KEYS * one, each * row, splits * row], 1).int()
-    tables = torch.arange(rows * each, device=device).int()
-    tiles = torch.cartesian_prod(row, torch.arange(splits, device=device)).int()
-    return lambda: attend(
-        q, k, v, keys, values, -one, layout, tables, tiles, len(tiles), True, None, *launch
-    )
 
 
 def seconds_on_gpu(run: Callable[[], object], device: torch.device) -> float:

@@ -8,7 +8,6 @@ on GPUs kernels/gpu/sampling.py.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from operator import is_
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import sampling_library
+from kernels import draw_kernel
 from runtime.grammar.matching import Masks
 from runtime.sampling.drawing import Allowed, Asked, Drawing, Wants
 from runtime.transfer import send
@@ -26,6 +25,7 @@ from seams import Opening, Sampling
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}  # of logits that kernels take
 # of `Sampling`, in the order of `Asked`
 RATES = (
     *("temperature", "top_p", "min_p", "typical_p"),
@@ -135,7 +135,9 @@ class StagedBatch:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
         self.left -= 1
         drawing = self._drawing
-        kernel = None if self._triton else _kernel(logits.dtype, logits.device.type)
+        kernel = None
+        if not self._triton and logits.device.type == "cpu" and logits.dtype in TYPES:
+            kernel = draw_kernel(TYPES[logits.dtype])
         if kernel is None:
             if masks is not None:
                 drawing = replace(drawing, allowed=allowed_of(masks, logits.device))
@@ -168,13 +170,6 @@ def _by_triton(drawing: Drawing, logits: Tensor) -> Tensor:
         wants.typical,
     )  # fmt: skip
     return tokens
-
-
-@functools.cache
-def _kernel(dtype: torch.dtype, device: str) -> Callable[..., None] | None:
-    name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(dtype)
-    library = sampling_library() if device == "cpu" else None
-    return getattr(library, name, None) if library is not None and name else None
 
 
 def drawing_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Drawing:

@@ -46,5 +46,5 @@ def without_kernel() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.attention, "attention_kernels", lambda head_dim: {})
         patch.setattr(runtime.linear.layers, "linear_kernel", lambda _: None)
-        patch.setattr(runtime.sampling.sampler, "sampling_library", lambda: None)
+        patch.setattr(runtime.sampling.sampler, "draw_kernel", lambda _: None)
         yield

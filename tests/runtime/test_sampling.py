@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import runtime.sampling.scoring
-from kernels import sampling_library
+from kernels import draw_kernel
 from runtime.grammar.matching import Masks
 from runtime.sampling.drawing import gumbel, keys, truncated
 from runtime.sampling.sampler import Known, Sampler, allowed_of, asked_of, drawing_of
@@ -31,7 +31,7 @@ from runtime.transfer import send
 from seams import Opening, Sampling
 
 CPU = torch.device("cpu")
-needs_kernel = pytest.mark.skipif(sampling_library() is None, reason="no compiler")
+needs_kernel = pytest.mark.skipif(draw_kernel("f32") is None, reason="no compiler")
 
 
 def row(sampling: Sampling, position: int = 1) -> Opening:

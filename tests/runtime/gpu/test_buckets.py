@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from runtime.attention import Flat, Span, Spans
 from runtime.cache import BlockTable
-from runtime.gpu.buckets import MIXED, Buckets, IterationLoad
-from runtime.gpu.graphs import load_of
-from runtime.gpu.paged import pack, splits_of
+from runtime.gpu.buckets import MIXED, Buckets
+from runtime.gpu.paged import Packed, pack, splits_of
 from runtime.gpu.tables import KeptTables
+from runtime.transfer import Array
 
 TILE, BLOCK_TOKENS, KV_HEADS = 64, 16, 8
 
@@ -43,10 +43,16 @@ def test_every_iteration_up_to_the_largest_size_has_a_graph(
     splits = splits_of(np.array([min(keys, context) for keys in decodes], dtype=int))
     tokens = sum(prompts) + len(decodes) + padding * bool(rows)
     has_splits = bool((splits > 1).any())
-    load = IterationLoad(tokens, rows, int(splits.sum()), pieces, rows, has_splits, shared=shared)
+    singles = int(splits.sum())
+    sizes = (tokens, rows, singles + pieces)
+    of_tokens, of_rows, tiles = (np.zeros(size, dtype=np.int32) for size in sizes)
+    load: Packed[Array] = Packed(
+        of_tokens, of_tokens, of_rows, of_rows, of_tokens, of_rows, tiles, of_rows, singles,
+        has_splits, shared,
+    )  # fmt: skip
     buckets = Buckets(max_rows, context, TILE)
     found = buckets.fitting(load)
-    if load.tokens <= min(max_rows * context, MIXED[-1]):
+    if tokens <= min(max_rows * context, MIXED[-1]):
         assert found is not None
         assert found in list(buckets)
     if found is not None:
@@ -79,7 +85,7 @@ def test_a_row_launches_programs_for_its_own_keys(
     kept = KeptTables(len(keys), -(-5000 // BLOCK_TOKENS), torch.device("cpu"))
     flat = Flat([0] * len(keys), at, Spans.of(spans), at)
     packed, _ = pack(flat, at, at, kept, BLOCK_TOKENS, TILE)
-    bucket = Buckets(256, 5000, TILE).fitting(load_of(packed))
+    bucket = Buckets(256, 5000, TILE).fitting(packed)
     assert bucket is not None
     assert bucket.singles * KV_HEADS == launched
     assert int(splits_of(np.array(keys)).sum()) * KV_HEADS == busy
