@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.gpt2 import Attend
 from models.networks import WHOLE, Part, count_parameters, limit_context
 from models.weights.loader import StoredLayers, held_bytes, load, open_source
 from models.weights.loader import check as check_source
 from models.weights.source import ROUNDED, WeightSource, is_linear, shapes_of
-from runtime.attention import Flat, RectangleAttention, Spans, attention_kernel
+from runtime.attention import Flat, Spans
 from runtime.budget import (
     asked_blocks,
     check_weights,
@@ -263,7 +262,6 @@ class ServerModel(Executor):
     blocks, row after row. There are no drafts: rows advance together."""
 
     def lay_out(self, steps: Columns, rows: Sequence[KnownSequence], _: Guesses) -> Flat:
-        opens = rows[0].table.count == len(steps.blocks[0])
         firsts = np.array([row.table.blocks[0] for row in rows])
         row_blocks, first_block = len(rows[0].table.blocks), int(firsts.min())
         places = (firsts - first_block) // row_blocks
@@ -282,15 +280,10 @@ class ServerModel(Executor):
             ends.append(end)
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; any valid position for padding
-        attend: Attend | None = None
-        if self.gpu is None and attention_kernel(self.shape) is None:
-            if opens:
-                self.pool.clear(slice(first_block, first_block + count * row_blocks))
-            attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
         length, end = np.array(steps.counts), np.array(ends)
         begins, tables = np.array(steps.starts), [row.table for row in rows]
         spans = Spans(end - length, length, begins, tables)
-        return Flat(tokens, positions.ravel(), spans, end, attend)
+        return Flat(tokens, positions.ravel(), spans, end)
 
 
 class DynamicBatchingServerModel(Executor):

@@ -1,9 +1,8 @@
 """Attention over cached keys and values: the only operation that distinguishes requests.
 
-`RaggedAttention` serves rows of any length, each over its own blocks: the compiled kernel on a CPU,
-or, row by row, torch's own operator, which also defines what is computed (`attend_rows`).
-`RectangleAttention` serves a padded batch in one masked call, on a CPU without a compiler. On a GPU
-neither is used (`runtime/gpu/paged.py`).
+`RaggedAttention` serves rows of any length, each over its own blocks, by the compiled kernel for
+CPUs. `TorchAttention` serves them on any device where the kernels cannot be used. Triton's are
+called in `runtime/gpu/paged.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from kernels import ATTENTION_SOURCE, HEAD_DIMS, KEYS_TOGETHER, attention_kernel
 from kernels.choice import CLEARLY_FASTER, Choices, best_seconds, kept_choices
 from models.gpt2 import Attend
 from runtime.cache import BlockTable, KVPool, KVShape
+from runtime.transfer import send
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,14 @@ def attention_kernel(shape: KVShape) -> AttentionKernel | None:
     if shape.dtype == torch.float32:
         return attention_kernels(shape.head_dim).get("attend_f32")
     return None
+
+
+def attention_on_cpu(spans: Spans, pool: KVPool) -> Attend:
+    """By the machine's kernel, or by torch."""
+    kernel = attention_kernel(pool.shape)
+    if kernel is None:
+        return TorchAttention(spans, pool)
+    return RaggedAttention(spans, pool, kernel)
 
 
 class Span(NamedTuple):
@@ -90,10 +98,11 @@ class Spans:
     def present(self) -> Spans:
         """Those with new tokens."""
         there = self.length > 0
-        if there.all():
-            return self
-        tables = list(compress(self.tables, there.tolist()))
-        return Spans(self.first[there], self.length[there], self.start[there], tables)
+        return self if there.all() else self.where(there)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        tables = list(compress(self.tables, chosen.tolist()))
+        return Spans(self.first[chosen], self.length[chosen], self.start[chosen], tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +113,16 @@ class Flat:
     positions: Counts  # [N]
     spans: Spans
     ends: Counts  # where each step's known tokens end; its drafts follow
-    attend: Attend | None = None  # None: the default of the device
 
 
 class RaggedAttention:
     """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
-    span give zeros. `scale`: of the scores; None: 1 / sqrt(D). `kernel`: default: the machine's."""
+    span give zeros."""
 
-    def __init__(
-        self,
-        spans: Spans | Sequence[Span],
-        pool: KVPool,
-        *,
-        scale: float | None = None,
-        kernel: AttentionKernel | None = None,
-    ) -> None:
-        self._pool = pool
-        self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
-        self._kernel = kernel or attention_kernel(pool.shape)
-        spans = Spans.of(spans).present()
-        if self._kernel is None:
-            windows = set(pool.shape.windows)
-            self._chunks = {
-                window: [Chunk(span, pool.shape, window) for span in spans] for window in windows
-            }
-            return
+    def __init__(self, spans: Spans, pool: KVPool, kernel: AttentionKernel) -> None:
+        self._pool, self._kernel = pool, kernel
+        self._scale = 1 / math.sqrt(pool.shape.head_dim)
+        spans = spans.present()
         # what the kernel reads of the rows: first, count, start, address of the blocks
         addresses = np.array([table.address for table in spans.tables], dtype=np.int64)
         self._alive = np.stack([spans.first, spans.length, spans.start, addresses])
@@ -137,9 +131,6 @@ class RaggedAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         window = self._pool.shape.windows[layer]
-        if self._kernel is None:
-            attend_rows(self._chunks[window], self._pool, layer, q, k, v, out, self._scale)
-            return out
         count, *rows = self._rows
         self._kernel(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
@@ -187,100 +178,75 @@ def _prompt_seconds(head_dim: int, names: Sequence[str]) -> list[float]:
     x = torch.linspace(-1, 1, TRIED_TOKENS * TRIED_HEADS * head_dim).bfloat16()
     x = x.view(TRIED_TOKENS, TRIED_HEADS, head_dim)
     kernels = attention_kernels(head_dim)
-    tried = [RaggedAttention([span], pool, kernel=kernels[name]) for name in names]
+    spans = Spans.of([span])
+    tried = [RaggedAttention(spans, pool, kernels[name]) for name in names]
     return best_seconds([partial(attend, 0, x, x, x) for attend in tried], TRIED_ROUNDS)
 
 
-class Chunk:
-    """A span as torch's operators take it; the same in every layer."""
+class TorchAttention:
+    """`attend` by torch's operators: a call for the rows with one new token, one for the others,
+    each padded to its own longest row, so that a long prompt does not widen every decode."""
 
-    def __init__(self, span: Span, shape: KVShape, window: int | None) -> None:
-        self.new = slice(span.first, span.first + span.length)
-        end = span.start + span.length
-        slots = torch.from_numpy(span.table.slots(0, end, shape.block_tokens)).to(shape.device)
-        self.past, self.written = slots[: span.start], slots[span.start :]
-        self.mask: Tensor | None = None
-        # is_causal aligns the triangle to the first key; over a past it is needed at the last
-        self.is_causal = span.start == 0 and window is None
-        if not self.is_causal:
-            ones = torch.ones(span.length, end, dtype=torch.bool, device=shape.device)
-            self.mask = ones.tril(span.start)
-            if window is not None:
-                self.mask = self.mask.triu(span.start - window + 1)
-
-
-def attend_rows(
-    chunks: Sequence[Chunk],
-    pool: KVPool,
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    scale: float,
-) -> None:
-    """Writes each chunk's new keys and values to its slots; a query attends to all positions up to
-    its own."""
-    keys_of, values_of = pool.slots(layer)  # [slots, kv_heads, D]
-    for chunk in chunks:
-        keys, values = k[chunk.new], v[chunk.new]  # [n, kv_heads, D]
-        keys_of.index_copy_(0, chunk.written, keys)
-        values_of.index_copy_(0, chunk.written, values)
-        if len(chunk.past):
-            keys = torch.cat([keys_of.index_select(0, chunk.past), keys])
-            values = torch.cat([values_of.index_select(0, chunk.past), values])
-        attended = F.scaled_dot_product_attention(
-            q[chunk.new].transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=chunk.mask,
-            is_causal=chunk.is_causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # [1, H, n, D]
-        out[chunk.new] = attended[0].transpose(0, 1)
-
-
-class RectangleAttention:
-    """`attend` for a rectangle of rows with as many new columns each, flattened to `[R * W]`.
-
-    Row r is stored in `row_blocks` blocks from `first_block + r * row_blocks` on. `positions`
-    `[R, W]` are within the row; its last `counts[r]` columns are tokens, the others padding.
-    Results for padding are finite and meaningless."""
-
-    def __init__(
-        self, pool: KVPool, first_block: int, row_blocks: int, positions: Counts, counts: Counts
-    ) -> None:
-        rows, width = positions.shape
-        device = pool.shape.device
+    def __init__(self, spans: Spans, pool: KVPool) -> None:
         self._pool = pool
-        self._blocks = slice(first_block, first_block + rows * row_blocks)
-        self._end = int(positions.max()) + 1
-        at = torch.from_numpy(positions).to(device)[:, :, None]
-        column = torch.arange(self._end, device=device)
-        seen = (column <= at)[:, None]
-        self._masks: dict[int | None, Tensor] = {None: seen}  # [R, 1, W, end], by window
-        for window in pool.shape.windows:
-            if window is not None and window not in self._masks:
-                self._masks[window] = seen & (column > at - window)[:, None]
-        row, place = np.nonzero(np.arange(width) >= width - counts[:, None])
-        # of the tokens: their places on the flat axis, and their rows and columns in the cache
-        indices = np.stack([row * width + place, row, positions[row, place]])
-        self._flat, self._row, self._column = torch.from_numpy(indices).to(device)
+        parts = spans.where(spans.length == 1), spans.where(spans.length > 1)
+        self._rectangles = [_Rectangle(part, pool.shape) for part in parts if len(part)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = self._masks[self._pool.shape.windows[layer]]
-        rows = len(mask)
-        head = k.shape[1:]
-        keys = self._pool.keys[layer, self._blocks].view(rows, -1, *head)  # [R, capacity, H, D]
-        values = self._pool.values[layer, self._blocks].view(rows, -1, *head)
-        keys[self._row, self._column] = k[self._flat]
-        values[self._row, self._column] = v[self._flat]
-        attended = F.scaled_dot_product_attention(
-            q.view(rows, -1, *q.shape[1:]).transpose(1, 2),  # [R * W, H, D] -> [R, H, W, D]
-            keys[:, : self._end].transpose(1, 2),
-            values[:, : self._end].transpose(1, 2),
-            attn_mask=mask,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        return attended.transpose(1, 2).flatten(0, 1)
+        pool = self._pool.slots(layer)  # [slots, kv_heads, D]
+        for of in self._rectangles:  # all of them first: drafts attend to each other
+            for stored, new in zip(pool, (k, v), strict=True):
+                stored.index_copy_(0, of.written, new.index_select(0, of.flat))
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        for of in self._rectangles:
+            keys, values = (
+                stored.index_select(0, of.slots).view(len(of.queries), -1, *k.shape[1:])
+                for stored in pool
+            )  # [R, L, kv_heads, D]
+            mask = of.masks[self._pool.shape.windows[layer]]
+            attended = F.scaled_dot_product_attention(
+                q[of.queries].transpose(1, 2),  # [R, W, H, D] -> [R, H, W, D]
+                keys.transpose(1, 2),
+                values.transpose(1, 2),
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+            attended = attended.transpose(1, 2).flatten(0, 1)
+            out.index_copy_(0, of.flat, attended.index_select(0, of.place))
+        return out
+
+
+class _Rectangle:
+    """Rows with up to `W` new tokens and up to `L` in all. Where there is none, another one of the
+    row stands."""
+
+    def __init__(self, spans: Spans, shape: KVShape) -> None:
+        first, count, start = (of[:, None] for of in (spans.first, spans.length, spans.start))
+        tables = np.zeros((len(spans), max(table.count for table in spans.tables)), dtype=np.int64)
+        for own, table in zip(tables, spans.tables, strict=True):
+            own[: table.count] = table.blocks
+        key = np.minimum(np.arange((start + count).max()), start + count - 1)
+        slots = np.take_along_axis(tables, key // shape.block_tokens, 1) * shape.block_tokens
+        slots += key % shape.block_tokens  # [R, L]
+        column = np.arange(count.max())
+        within, there = np.minimum(column, count - 1), column < count  # [R, W]
+        queries, positions = first + within, start + within
+        written = np.take_along_axis(slots, positions, 1)
+        places = queries[there], written[there], np.flatnonzero(there)
+        sent = send([queries, positions, slots.ravel(), *places], shape.device)
+        self.queries, positions_there, self.slots, self.flat, self.written, self.place = sent
+        at = positions_there[:, None, :, None]
+        keys = torch.arange(key.shape[1], device=shape.device)
+        seen = keys <= at
+        # [R, 1, W, L], by window; where all begin, torch's own triangle is faster
+        self.masks: dict[int | None, Tensor | None] = {None: seen if start.any() else None}
+        for window in set(shape.windows):
+            if window is not None:
+                self.masks[window] = seen & (keys > at - window)
+
+
+def places_of(counts: NDArray[Any]) -> tuple[Counts, Counts]:
+    """For counts 2, 3: 0 0 1 1 1 and 0 1 0 1 2."""
+    which = np.arange(len(counts)).repeat(counts)
+    return which, np.arange(len(which)) - (counts.cumsum() - counts)[which]

@@ -70,12 +70,6 @@ class KVPool:
         + the position's place in its block."""
         return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
 
-    def clear(self, blocks: slice) -> None:
-        """For masked attention, which also reads positions that were never written: a NaN there
-        would survive a weight of zero."""
-        self.keys[:, blocks] = 0
-        self.values[:, blocks] = 0
-
 
 class BlockTable:
     """The blocks of a sequence, int32, in the order of its positions: `count` of them, the first at

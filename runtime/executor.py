@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.names import RANDOM_PREFIX
 from models.networks import Network, count_parameters
-from runtime.attention import Flat, RaggedAttention, Span, Spans
+from runtime.attention import Flat, Span, Spans, attention_on_cpu
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.device import Device
 from runtime.grammar.grammars import Grammars
@@ -249,13 +249,10 @@ class Executor(ABC):
         if self.gpu is not None:
             return self.gpu(iteration, newest)
         flat, kept, drawn = iteration.flat, iteration.kept, iteration.drawn
-        if flat.attend is not None:
-            parts = [(slice(0, len(flat.tokens)), flat.attend)]
-        elif len(flat.tokens) <= self._pass_tokens:
-            parts = [(slice(0, len(flat.tokens)), RaggedAttention(flat.spans, self.pool))]
-        else:
-            divided = passes(flat.spans, len(flat.tokens), self._pass_tokens)
-            parts = [(part, RaggedAttention(spans, self.pool)) for part, spans in divided]
+        divided = [(slice(0, len(flat.tokens)), flat.spans)]
+        if len(flat.tokens) > self._pass_tokens:
+            divided = list(passes(flat.spans, len(flat.tokens), self._pass_tokens))
+        parts = [(part, attention_on_cpu(spans, self.pool)) for part, spans in divided]
         tokens, positions = torch.tensor(flat.tokens), torch.from_numpy(flat.positions)
         found, bounds = [], np.searchsorted(kept, [part.stop for part, _ in parts])
         for (part, attend), own in zip(parts, np.split(kept, bounds[:-1]), strict=True):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kernels.gpu.paged import SPLIT_KEYS, queries_per_tile
 from models.networks import Network
-from runtime.attention import Flat, Span, Spans
+from runtime.attention import Flat, Span, Spans, TorchAttention
 from runtime.cache import BlockTable, KVPool
 from runtime.gpu.buckets import Buckets
 from runtime.gpu.graphs import Graphs, Ran, is_every, sources_of
-from runtime.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, sent_alone
+from runtime.gpu.paged import Packed, PagedAttention, arrays_of, pack, sent_alone
 from runtime.gpu.tables import KeptTables, News
 from runtime.iteration import LocalIteration
 from runtime.transfer import Array, send
@@ -92,7 +92,7 @@ class Device:
             ran = graphs(packed, newest, (), news)
             if ran is None:
                 return f"none was recorded for {new} tokens"
-            expected = self._eager(packed, newest, (), news).hidden.float()
+            expected = self._eager(packed, newest, (), news, flat.spans).hidden.float()
             error = float((ran.hidden.float() - expected).abs().max())
             limit = ROUNDING[self._pool.shape.dtype] * max(1.0, float(expected.abs().max()))
             if not error <= limit:
@@ -125,7 +125,7 @@ class Device:
         packed, news = self._pack(iteration.flat, iteration.kept, drawn)
         ran = None if self.graphs is None else self.graphs(packed, newest, also, news)
         if ran is None:
-            ran = self._eager(packed, newest, also, news)
+            ran = self._eager(packed, newest, also, news, iteration.flat.spans)
         hidden = ran.hidden
         if not is_every(drawn, len(hidden)):
             hidden = hidden.index_select(0, ran.drawn)
@@ -144,7 +144,12 @@ class Device:
         return pack(flat, kept, drawn, self._tables, size, self._tile_tokens)
 
     def _eager(
-        self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array], news: News
+        self,
+        packed: Packed[Array],
+        newest: Tensor | None,
+        also: Sequence[Array],
+        news: News,
+        spans: Spans,
     ) -> Ran:
         arrays = arrays_of(packed)
         own = len(arrays)
@@ -157,7 +162,7 @@ class Device:
         counts = packed.singles, packed.splits, packed.shared
         sent = Packed(*found[:own], self._tables.blocks, *counts)  # type: ignore[call-arg,arg-type]
         kept = None if is_every(packed.kept, len(packed.tokens)) else sent.kept
-        attend = None if self._kernel else TwoCallAttention(packed, self._pool)
+        attend = None if self._kernel else TorchAttention(spans, self._pool)
         if newest is not None and in_flight:
             hidden = self._forward(sent, kept, found[own], newest, attend)
         else:
@@ -170,14 +175,14 @@ class Device:
         kept: Tensor | None,
         sources: Tensor,
         newest: Tensor,
-        attend: TwoCallAttention | None = None,
+        attend: TorchAttention | None = None,
     ) -> Tensor:
         """As `_run`, with the tokens that are on the device only."""
         tokens = torch.cat([packed.tokens, newest]).index_select(0, sources)
         return self._run(replace(packed, tokens=tokens), kept, attend)
 
     def _run(
-        self, packed: Packed[Tensor], kept: Tensor | None, attend: TwoCallAttention | None
+        self, packed: Packed[Tensor], kept: Tensor | None, attend: TorchAttention | None
     ) -> Tensor:
         """Hidden states of the places `kept`, or of all."""
         by = attend or PagedAttention(packed, self._pool)

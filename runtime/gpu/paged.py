@@ -1,8 +1,7 @@
 """An iteration over a pool of KV blocks on a GPU, without a launch or a transfer for a single row.
 
 One copy (`send`) transfers an iteration's numbers to the device. Attention is then one launch for
-all rows (`PagedAttention`) or, if the kernel cannot be used, two batched calls of torch's operators
-for decodes and for prompts (`TwoCallAttention`), so that a long prompt does not widen every decode.
+all rows. Where the kernel cannot be used, it is `TorchAttention` (`runtime/attention.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS, attend_rectangle
-from runtime.attention import Counts, Flat, Span, Spans
+from kernels.gpu.paged import MOST_SPLITS, SPLIT_KEYS
+from runtime.attention import Counts, Flat, Span, Spans, places_of
 from runtime.cache import KVPool, KVShape
 from runtime.gpu.tables import KeptTables, News
 from runtime.transfer import Array, send
@@ -59,7 +57,7 @@ def pack(
     first, count, length, begin, tile = rows.T
     first[:], count[:], length[:] = spans.first, spans.length, spans.start + spans.length
     begin[:] = news.places * tables.width
-    row, within = _counted(spans.length)
+    row, within = places_of(spans.length)
     position = spans.start[row] + within
     slots = np.full(len(flat.tokens), -1, dtype=np.int64)
     in_block = tables.host[news.places[row], position // block_tokens].astype(np.int64)
@@ -67,8 +65,8 @@ def pack(
     single, prompts = np.flatnonzero(count == 1), np.flatnonzero(count > 1)
     splits = splits_of(length[single])
     tile[single] = splits.cumsum() - splits
-    decoding, split = _counted(splits)
-    of, piece = _counted(-(-count[prompts] // tile_tokens))
+    decoding, split = places_of(splits)
+    of, piece = places_of(-(-count[prompts] // tile_tokens))
     tiles = [(single[decoding], split), (prompts[of], piece * tile_tokens)]
     packed: Packed[Array] = Packed(
         np.array(flat.tokens, dtype=np.int32),
@@ -89,12 +87,6 @@ def pack(
 def splits_of(keys: NDArray[Any]) -> NDArray[Any]:
     """Programs that read so many keys of rows with one new token."""
     return (-(-keys // SPLIT_KEYS)).clip(max=MOST_SPLITS)
-
-
-def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For counts 2, 3: 0 0 1 1 1 and 0 1 0 1 2."""
-    which = np.arange(len(counts)).repeat(counts)
-    return which, np.arange(len(which)) - (counts.cumsum() - counts)[which]
 
 
 def arrays_of(packed: Packed[Array]) -> list[Array]:
@@ -140,43 +132,3 @@ class PagedAttention:
             self._pool.shape.windows[layer], *self._launch, of.shared,
         )  # fmt: skip
         return attended
-
-
-class TwoCallAttention:
-    """`attend` by torch's operators: a call for the rows with one new token, one for the others,
-    each padded to its own longest row."""
-
-    def __init__(self, packed: Packed[Array], pool: KVPool) -> None:
-        self._pool = pool
-        is_single = packed.rows[:, 1] == 1
-        there = np.flatnonzero(packed.slots >= 0)
-        arrays: list[Array] = [there, packed.slots[there]]
-        for chosen in (is_single, ~is_single):
-            if chosen.any():
-                arrays += _rectangle(packed.rows[chosen], packed.tables, pool)
-        self._there, self._slots, *rectangles = send(arrays, pool.shape.device)
-        self._rectangles = [rectangles[i : i + 5] for i in range(0, len(rectangles), 5)]
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._slots, k.index_select(0, self._there))
-        values.flatten(0, 1).index_copy_(0, self._slots, v.index_select(0, self._there))
-        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        for queries, positions, tables, flat, place in self._rectangles:
-            window = self._pool.shape.windows[layer]
-            attended = attend_rectangle(q[queries], keys, values, tables, positions, window)
-            out.index_copy_(0, flat, attended.flatten(0, 1).index_select(0, place))
-        return out
-
-
-def _rectangle(rows: Array, tables: Array, pool: KVPool) -> list[Array]:
-    """Places on the flat axis and positions `[R, W]`, tables, and the places of the results."""
-    first, count, length, begin, _ = rows.astype(np.int64).T
-    column = np.arange(count.max())
-    there = column < count[:, None]  # [R, W]
-    queries = np.where(there, first[:, None] + column, 0)
-    positions = np.where(there, (length - count)[:, None] + column, -1)
-    # what lies behind a row's own blocks is never seen
-    places = begin[:, None] + np.arange(-(-int(length.max()) // pool.shape.block_tokens))
-    held = tables.take(places, mode="clip")
-    return [queries, positions, held, queries[there], np.flatnonzero(there)]

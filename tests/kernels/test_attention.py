@@ -17,10 +17,11 @@ from kernels import attention_kernels
 from kernels.gpu.paged import queries_per_tile
 from runtime.attention import (
     FOR_PROMPTS,
-    Chunk,
     RaggedAttention,
     Span,
-    attend_rows,
+    Spans,
+    TorchAttention,
+    attention_on_cpu,
 )
 from runtime.cache import BlockTable, KVPool, KVShape
 from runtime.gpu.paged import PagedAttention, sent_alone
@@ -75,12 +76,14 @@ def iteration(
 
 
 def attended(of: Iteration, by: str, spans: Sequence[Span], layer: int = 0) -> Tensor:
-    """What a kernel makes of some of the rows; of "torch", and for a kernel that this machine has
-    not got, the one that it takes. Writes new keys and values to the pool."""
+    """What a kernel makes of some of the rows; in the place of one that this machine has not got,
+    the one that it takes. Writes new keys and values to the pool."""
     shape = of.pool.shape
     if by != "triton":
         kernel = attention_kernels(shape.head_dim).get(by)
-        return RaggedAttention(spans, of.pool, kernel=kernel)(layer, *of[2:])
+        if kernel is None:
+            return attention_on_cpu(Spans.of(spans), of.pool)(layer, *of[2:])
+        return RaggedAttention(Spans.of(spans), of.pool, kernel)(layer, *of[2:])
     present = [span for span in spans if span.length]
     tile = queries_per_tile(shape.dtype, shape.head_dim) // (of.q.shape[1] // shape.kv_heads)
     laid = sent_alone(np.zeros(len(of.q), dtype=np.int64), present, shape, tile)
@@ -114,9 +117,8 @@ def check(by: str, of: Iteration) -> None:
     twin.values.copy_(of.pool.values)
     for layer in range(shape.n_layer):
         window = shape.windows[layer]
-        expected, found = defined(of, layer, window), torch.zeros_like(of.q)
-        chunks = [Chunk(span, shape, window) for span in of.spans if span.length]
-        attend_rows(chunks, twin, layer, *of[2:], found, of.q.shape[2] ** -0.5)
+        expected = defined(of, layer, window)
+        found = TorchAttention(Spans.of(of.spans), twin)(layer, *of[2:])
         limit = TOLERANCE[shape.dtype] * max(1.0, float(expected.abs().max()))
         for actual in (attended(of, by, of.spans, layer), found):
             assert torch.allclose(actual.double(), expected, rtol=0, atol=limit)

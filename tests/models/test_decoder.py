@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import spawn
 from models.networks import Network, Part
 from models.weights.folder import FolderSource
 from models.weights.loader import load
-from runtime.attention import RaggedAttention, Span
+from runtime.attention import Span, Spans, attention_on_cpu
 from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
 from runtime.shards import connect, join
 from seams import LoadError
@@ -48,7 +48,7 @@ def computed(
         spans.append(Span(len(tokens), end - start, start, table))
         tokens += ids[start:end]
         positions += range(start, end)
-    attend = RaggedAttention(spans, pool)
+    attend = attention_on_cpu(Spans.of(spans), pool)
     hidden = network(torch.tensor(tokens), torch.tensor(positions), attend)
     return network.head(hidden)
 
