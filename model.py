@@ -15,7 +15,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -84,19 +84,10 @@ class LoadOptions:
     @classmethod
     def of(cls, config: Any) -> LoadOptions:
         """From the options of a server or a model server, which have the same names."""
-        return cls(
-            mode=config.mode,
-            model=config.model,
-            revision=config.revision,
-            device=config.device,
-            dtype=config.dtype,
-            seed=config.seed,
-            max_batch_size=config.max_batch_size,
-            kv_memory=config.kv_memory,
-            max_model_len=config.max_model_len,
-            graphs=config.cuda_graphs,
-            speculate=config.speculate if config.mode == "dynamic" else 0,
-        )
+        own = {"part", "rendezvous", "graphs", "speculate"}
+        same = {one.name: getattr(config, one.name) for one in fields(cls) if one.name not in own}
+        speculate = config.speculate if config.mode == "dynamic" else 0
+        return cls(**same, graphs=config.cuda_graphs, speculate=speculate)
 
     @property
     def most_rows(self) -> int:

@@ -7,12 +7,14 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from typing import Literal
 
 from seams import Drafts, End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
 NO_DRAFTS = Drafts(0, 0)
+# fields of a record that a request has, too
+RECORDED = {one.name for one in fields(RequestRecord)} - {"end_s", "generated", "end"}
 # of a failure that is no fault of the model; constraint: of the request's own
 Cause = Literal["timeout", "shutdown", "constraint"]
 
@@ -188,19 +190,5 @@ class Inference:
         return self.known - 1
 
     def record_of(self, end: End, end_s: float) -> RequestRecord:
-        return RequestRecord(
-            arrival_s=self.arrival_s,
-            admitted_s=self.admitted_s,
-            first_token_s=self.first_token_s,
-            last_token_s=self.last_token_s,
-            end_s=end_s,
-            prompt_tokens=self.prompt_tokens,
-            max_tokens=self.max_tokens,
-            generated=self.received,
-            num_preemptions=self.num_preemptions,
-            service_class=self.service_class,
-            end=end,
-            cached_tokens=self.cached_tokens,
-            accepted_drafts=self.accepted_drafts,
-            rejected_drafts=self.rejected_drafts,
-        )
+        same = {name: getattr(self, name) for name in RECORDED}
+        return RequestRecord(end_s=end_s, generated=self.received, end=end, **same)

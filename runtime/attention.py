@@ -46,11 +46,10 @@ def attention_kernel(shape: KVShape) -> AttentionKernel | None:
         or shape.block_tokens % KEYS_TOGETHER
     ):
         return None
-    if shape.dtype == torch.bfloat16:
-        return _bfloat16_kernel(shape.head_dim)
-    if shape.dtype == torch.float32:
-        return attention_kernels(shape.head_dim).get("attend_f32")
-    return None
+    kernels = attention_kernels(shape.head_dim)
+    if shape.dtype == torch.bfloat16 and kernels:
+        return kernels[fastest_for_prompts(shape.head_dim)]
+    return kernels.get("attend_f32") if shape.dtype == torch.float32 else None
 
 
 def attention_on_cpu(spans: Spans, pool: KVPool) -> Attend:
@@ -141,18 +140,13 @@ class RaggedAttention:
         return out
 
 
-def _bfloat16_kernel(head_dim: int) -> AttentionKernel | None:
-    kernels = attention_kernels(head_dim)
-    names = tuple(name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels)
-    return kernels[fastest_for_prompts(head_dim, names)] if names else None
-
-
 @functools.cache
-def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
-    """The first kernel, or the fastest of the others, which round a prompt's weights to bfloat16.
+def fastest_for_prompts(head_dim: int) -> str:
+    """The plain kernel, or the fastest of the others, which round a prompt's weights to bfloat16.
     The last bits of their results differ from those of decoding rows, so they must be clearly
     faster."""
-    plain, *others = names
+    kernels = attention_kernels(head_dim)
+    plain, *others = names = [name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels]
     if not others:
         return plain
 
@@ -163,7 +157,7 @@ def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
         return dict.fromkeys(keys, chosen)
 
     key = f"heads of {head_dim}"
-    depends_on = (identity(ATTENTION_SOURCE), names)
+    depends_on = (identity(ATTENTION_SOURCE), tuple(names))
     chosen = kept_choices("attention", lambda: depends_on, [key], names, measured)[key]
     log.info("prompts in bfloat16 by %s", chosen)
     return chosen

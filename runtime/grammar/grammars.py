@@ -204,20 +204,12 @@ class Grammars:
         kept.future.result()
         return need
 
-    def compiled(self, constraint: Constraint) -> Compiled:
-        """Raises GrammarError."""
+    def compiled(self, constraint: Constraint, spent: Compiled | None = None) -> Compiled:
+        """Another one than `spent`, whose lexer is full. Raises GrammarError."""
         with self._lock:
             kept = self._find(constraint)
-        if kept is None or not kept.future.done():
-            return self._compile_here(constraint)
-        return kept.future.result()
-
-    def compiled_again(self, constraint: Constraint, spent: Compiled) -> Compiled:
-        """Another one than `spent`, whose lexer is full. Raises GrammarError."""
-        newest = self.compiled(constraint)
-        return self._compile_here(constraint) if newest is spent else newest
-
-    def _compile_here(self, constraint: Constraint) -> Compiled:
+        if kept is not None and kept.future.done() and (found := kept.future.result()) is not spent:
+            return found
         future = Future[Compiled]()
         self._settle(constraint, future)
         with self._lock:

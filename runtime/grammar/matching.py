@@ -122,7 +122,7 @@ class Matching:
             return False
         self._is_second = True
         try:
-            self._compiled = self._grammars.compiled_again(self._constraint, self._compiled)
+            self._compiled = self._grammars.compiled(self._constraint, self._compiled)
         except GrammarError as error:
             self.error = str(error)
             return False

@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 
 from engine.blocks import Ledger
-from generate.modes import LayOut, alone, padded, ragged
-from generate.rectangle import RectangleLedger
+from generate.modes import LayOut, RectangleLedger, alone, padded, ragged
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.failures import LOSSES_IN_A_BATCH
 from engine.lifecycle import Arrived, Ended
-from generate.rectangle import RectangleLedger
+from generate.modes import RectangleLedger
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import with_deferred
 from seams import Constraint, IterationRecord, Policy

@@ -22,8 +22,7 @@ from batching import BatchingManager
 from engine.inference import DrainingError, Inference, new_group
 from engine.iteration import Iteration, Wait
 from engine.speculation import Speculation
-from generate.modes import LayOut
-from generate.rectangle import RectangleLedger
+from generate.modes import LayOut, RectangleLedger
 from scheduling.registry import PAUSING
 from seams import (
     Constraint,

@@ -10,7 +10,7 @@ import pytest
 
 from engine.inference import Inference
 from engine.queue import RequestQueue
-from generate.rectangle import RectangleLedger
+from generate.modes import RectangleLedger
 from seams import Sampling
 from tests.scheduling.shown import Shown
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
-from generate.rectangle import RectangleLedger
+from generate.modes import RectangleLedger
 from scheduling.composed import Order
 from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 
