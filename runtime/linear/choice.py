@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,7 @@ from kernels import LINEAR_SOURCES, identity
 from kernels.choice import CLEARLY_FASTER, Choices, best_seconds, kept_choices
 from models.weights.source import BLOCK
 from runtime.linear.blocks import FORMATS, BlockLinear
-from runtime.linear.layers import (
-    AnyLinear,
-    Int8Linear,
-    Precision,
-    Variant,
-    precision_of,
-    variants,
-)
+from runtime.linear.layers import AnyLinear, Int8Linear, Precision, Variant, precision_of, variants
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +88,8 @@ def agreed(offers: Sequence[KernelOffer]) -> list[str]:
 def is_batch_invariant(kernels: dict[str, str]) -> bool:
     """Whether all of `pack_linears`' choices give a row the same result whatever the other rows
     are."""
-    exact = {
-        f"{precision} {variant.name}"
-        for precision in dict.fromkeys(name.split()[0] for name in kernels.values())
-        for variant in variants(precision)  # type: ignore[arg-type]
-        if variant.batch_invariant
-    }
+    precisions: Any = {name.split()[0] for name in kernels.values()}
+    exact = {f"{of} {v.name}" for of in precisions for v in variants(of) if v.batch_invariant}
     return bool(kernels) and exact.issuperset(kernels.values())
 
 

@@ -72,17 +72,12 @@ class Predictor:
         self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
         self._last: IterationRecord | None = None  # which the next one may follow at once
         self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit, their time
-        self._curve: Curve | None = None
+        self._curve: Curve | None = None  # the newest that fitted
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
         self.load = Load()
         self.reach_tokens = 0
         self.margin = 0.0
         self.ttft_s: float | None = None
-
-    @property
-    def curve(self) -> Curve | None:
-        """The newest model that fitted."""
-        return self._curve
 
     def iteration(self, record: IterationRecord) -> None:
         if self._last is not None:
