@@ -80,9 +80,6 @@ class BufferLimit:
         self._limit = limit
         self.total = 0
 
-    def fits(self, more: int) -> bool:
-        return self.total + more <= self._limit
-
     def take(self, x: ProxiedRequest, more: int, announced: int = 0) -> bool:
         """Counts bytes as those of `x`. Returns False and counts nothing if they, and those that
         were announced, do not fit."""

@@ -285,7 +285,7 @@ class Proxy:
 
         if announced > limit:
             raise too_large()
-        if not self._buffers.fits(announced):
+        if not self._buffers.take(x, 0, announced):
             raise RefusalError(errors.buffers_full())
         try:
             if body.is_whole:

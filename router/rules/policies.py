@@ -41,16 +41,12 @@ class RoundRobin:
     """Each upstream in turn: the one that was chosen longest ago."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
         self._turn = 0
 
     def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
-        chosen = min(free, key=lambda u: self._turns.get(u.url, 0))
+        chosen = min(free, key=lambda u: u.turn)
         self._turn += 1
-        self._turns.pop(chosen.url, None)  # moved to the end: the first key is the oldest
-        self._turns[chosen.url] = self._turn
-        if len(self._turns) > 4096:  # addresses of pods long gone
-            del self._turns[next(iter(self._turns))]
+        chosen.turn = self._turn
         return chosen
 
 

@@ -71,6 +71,7 @@ class Upstream:
     models: Mapping[str, bytes] = field(default_factory=dict)
     in_flight: int = 0
     deferred: int = 0  # of those in flight
+    turn: int = 0  # in which it was chosen last, for `RoundRobin`
     latency_s: float | None = None
     probed: bool = False
     ready: bool = False
