@@ -27,14 +27,14 @@ LINES = {
     "learn": 1199,
     "model_server": 2125,
     "models": 2774,
-    "router": 5137,
+    "router": 5131,
     "runtime": 5195,
     "scheduling": 2205,
     "tests": 30880,
     "text": 1937,
     "others": 7392,
 }
-PRODUCT_LINES = 39799  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39793  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
