@@ -124,6 +124,15 @@ def test_services_budgets_and_network_policies_select_the_pods_of_their_deployme
         assert by == {callers[name] for name in to}
 
 
+def test_the_objects_on_the_page_about_deploying_fit_the_schema_too() -> None:
+    page = (DEPLOY.parent / "docs" / "deployment.md").read_text()
+    blocks = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    shown = [block for block in blocks if isinstance(block, dict) and "kind" in block]
+    assert {"Ingress", "HorizontalPodAutoscaler"} <= {block["kind"] for block in shown}
+    for block in shown:
+        check(json.dumps(block))
+
+
 @pytest.mark.parametrize("variant", VARIANTS[1:])
 def test_in_production_servers_require_the_key_that_routers_send(variant: str) -> None:
     key = {"secretKeyRef": {"name": "eb-server-key", "key": "key"}}
