@@ -94,19 +94,14 @@ class Lifecycle:
             inference.prefill_before = self.prefill_tokens
             if inference.predicted is None:
                 inference.predicted = self.lengths.predict(inference.user, inference.prompt_tokens)
+            user = inference.end_user or inference.user
             self.history.add(
                 Arrived(
-                    inference.id,
-                    inference.arrival_s,
-                    inference.prompt_tokens,
-                    inference.max_tokens,
-                    inference.service_class,
-                    inference.request_id,
-                    inference.end_user or inference.user,
-                    inference.program,
-                    inference.priority,
+                    inference.id, inference.arrival_s, inference.prompt_tokens,
+                    inference.max_tokens, inference.service_class, inference.request_id, user,
+                    inference.program, inference.priority,
                 )
-            )
+            )  # fmt: skip
         if arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a busy period do not lengthen it twice
             first_s = min(inference.arrival_s for inference in arrivals)

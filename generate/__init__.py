@@ -1,1 +1,1 @@
-"""How one iteration of each mode is laid out, in counts: which rows are padded, by how much."""
+"""The modes: how an iteration of each is laid out, in counts, and how its KV memory is assigned."""

@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -167,12 +166,8 @@ def compare(device: torch.device, heads: Heads) -> Verdict:
     reason = differs(*asked) or others_differ(device, dtype)
     if reason is not None or device.type != "cuda":
         return Verdict(reason, reason)
-    return _of_graphs(lambda: replay_differs(*asked, record_graph))
-
-
-def _of_graphs(compared: Callable[[], str | None]) -> Verdict:
     try:
-        return Verdict(graphs=compared())
+        return Verdict(graphs=replay_differs(*asked, record_graph))
     except RuntimeError as error:  # the kernel itself has agreed
         return Verdict(graphs=str(error).partition("\n")[0], lasting=False)
 

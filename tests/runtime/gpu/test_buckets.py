@@ -3,6 +3,8 @@ is new is sent."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,6 @@ from runtime.cache import BlockTable
 from runtime.gpu.buckets import MIXED, Buckets
 from runtime.gpu.paged import Packed, pack, splits_of
 from runtime.gpu.tables import KeptTables
-from runtime.transfer import Array
 
 TILE, BLOCK_TOKENS, KV_HEADS = 64, 16, 8
 
@@ -44,12 +45,9 @@ def test_every_iteration_up_to_the_largest_size_has_a_graph(
     tokens = sum(prompts) + len(decodes) + padding * bool(rows)
     has_splits = bool((splits > 1).any())
     singles = int(splits.sum())
-    sizes = (tokens, rows, singles + pieces)
-    of_tokens, of_rows, tiles = (np.zeros(size, dtype=np.int32) for size in sizes)
-    load: Packed[Array] = Packed(
-        of_tokens, of_tokens, of_rows, of_rows, of_tokens, of_rows, tiles, of_rows, singles,
-        has_splits, shared,
-    )  # fmt: skip
+    sizes = (tokens, tokens, rows, rows, tokens, rows, singles + pieces, rows)
+    arrays = [np.zeros(size, dtype=np.int32) for size in sizes]
+    load: Any = Packed(*arrays, singles, has_splits, shared)  # type: ignore[call-arg,arg-type]
     buckets = Buckets(max_rows, context, TILE)
     found = buckets.fitting(load)
     if tokens <= min(max_rows * context, MIXED[-1]):
