@@ -28,13 +28,13 @@ LINES = {
     "model_server": 2125,
     "models": 2774,
     "router": 5131,
-    "runtime": 5195,
+    "runtime": 5190,
     "scheduling": 2205,
-    "tests": 30889,
+    "tests": 30887,
     "text": 1937,
-    "others": 7392,
+    "others": 7387,
 }
-PRODUCT_LINES = 39793  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39783  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
