@@ -28,7 +28,7 @@ from api.http.worker.handlers import AHEAD, SPARE, Intake
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
-from api.metrics import JobCollector, StatsCollector, register_metrics
+from api.metrics import MetricsPage, register_metrics
 from api.openai import routes as openai
 from api.openai.errors import error_shape
 from api.openai.generation import Generations
@@ -183,8 +183,7 @@ def create_app(
     app.extensions["intake"] = make_intake(config, manager, stats)
     app.extensions["tracing"] = tracing
     Hooks(config, time.perf_counter, tracing, name, stats, manager.described_load).register(app)
-    of_stats = StatsCollector(stats, manager, lambda: engine.unused_gpu, name)
-    register_metrics(app, of_stats, JobCollector(jobs))
+    register_metrics(app, MetricsPage(stats, manager, jobs, lambda: engine.unused_gpu, name))
     register_openapi(app, keys=bool(config.keys))
     return app
 

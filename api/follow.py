@@ -71,9 +71,8 @@ class Follower:
 
 
 class Reader(Protocol[Read]):
-    @property
-    def ended(self) -> bool:
-        """Nothing will follow what was read."""
+    inference: Inference
+    ended: bool  # nothing will follow what was read
 
     def read(self) -> Iterable[Read]:
         """What is new. Raises ApiError where there will be no response."""

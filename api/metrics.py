@@ -31,13 +31,7 @@ from api.openapi import plain_errors
 from batching import BatchingManager
 from deferred.jobs import Jobs
 from seams import PHASES, End
-from telemetry.stats import (
-    CLASSES,
-    Distributions,
-    Histogram,
-    Stats,
-    Totals,
-)
+from telemetry.stats import CLASSES, Distributions, Histogram, Stats, Totals
 
 LENGTH_BUCKETS = 100
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
@@ -76,12 +70,13 @@ _TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
 Kind = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 
 
-def _family(kind: Kind, name: str, text: str, values: Mapping[Any, Any], *labels: str) -> Metric:
-    """`values`: by the value of the one label, or the values of all, what `kind` has: a number, or
-    the buckets and sum of a histogram."""
+def _family(kind: Kind, name: str, text: str, values: Any, *labels: str) -> Metric:
+    """`values`: a number, or by the value of the one label, or the values of all, what `kind` has:
+    a number, or a Histogram."""
     family = kind(name, text, labels=labels)
-    for key, value in values.items():
-        numbers = value if isinstance(value, tuple) else (value,)
+    each: Mapping[Any, Any] = values if labels else {(): values}
+    for key, value in each.items():
+        numbers = (value.cumulated(), value.sum) if isinstance(value, Histogram) else (value,)
         family.add_metric([key] if len(labels) == 1 else key, *numbers)
     if kind is CounterMetricFamily and name.startswith("tgi_"):  # TGI's have no _total
         family.samples = [sample._replace(name=name) for sample in family.samples]
@@ -96,43 +91,35 @@ _histogram = partial(_family, HistogramMetricFamily)
 def families(stats: Stats, manager: BatchingManager) -> list[Metric]:
     totals, distributions = stats.since_start()
     return [
-        *_of_requests(totals, distributions),
-        *_of_tokens(totals, distributions),
+        *_counted(totals, distributions),
         *_of_iterations(totals, distributions, manager),
         *_declared(totals, distributions, manager),
         *_gauges(manager),
     ]
 
 
-def _of_requests(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
-    refused = totals.refused
-    count = sum(distributions.validation.counts) + refused.total()
-    yield _counter("tgi_request_count", "Requests, including refused ones", {(): count})
-    yield _counter(
-        "tgi_request_success", "Completed requests", {(): totals.count("length", "stop")}
-    )
+def _counted(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
+    refused, count = totals.refused, totals.count
+    received = sum(distributions.validation.counts) + refused.total()
     failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
-    failures |= {why: totals.count(end) for end, why in FAILED.items()}
-    yield _counter("tgi_request_failure", "Requests without a response, by reason", failures, "err")
-    yield _counter(
-        "eb_cancelled", "Requests whose client disconnected", {(): totals.count("cancelled")}
-    )
+    failures |= {why: count(end) for end, why in FAILED.items()}
     ended = {(of, end): totals.ended[of, end] for of in CLASSES for end in get_args(End)}
-    yield _counter("eb_requests", "Ended requests", ended, "class", "end")
-
-
-def _of_tokens(totals: Totals, distributions: Distributions) -> Iterator[Metric]:
-    deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
-    yield _counter("eb_deferred_tokens", "Tokens of deferred requests", deferred, "kind")
     prompts = sum(size * times for size, times in distributions.prompt_tokens.items())
-    yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", {(): prompts})
+    deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
     drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
-    yield _counter("eb_drafts", "Drafts computed", drafts, "kind")
     positions = {
         "wanted": totals.tokens,
         "rejected_draft": totals.rejected_drafts,
         "padding": totals.positions - totals.tokens - totals.rejected_drafts,
     }
+    yield _counter("tgi_request_count", "Requests, including refused ones", received)
+    yield _counter("tgi_request_success", "Completed requests", count("length", "stop"))
+    yield _counter("tgi_request_failure", "Requests without a response, by reason", failures, "err")
+    yield _counter("eb_cancelled", "Requests whose client disconnected", count("cancelled"))
+    yield _counter("eb_requests", "Ended requests", ended, "class", "end")
+    yield _counter("eb_deferred_tokens", "Tokens of deferred requests", deferred, "kind")
+    yield _counter("eb_prompt_tokens", "Tokens of the prompts of ended requests", prompts)
+    yield _counter("eb_drafts", "Drafts computed", drafts, "kind")
     yield _counter("eb_positions", "Positions computed", positions, "kind")
 
 
@@ -143,14 +130,12 @@ def _of_iterations(
     well = {method: sum(durations[method].counts) for method in PHASES}
     badly = {method: failed.get(method, 0) for method in PHASES}
     calls = {method: well[method] + badly[method] for method in PHASES}
-    for end, text, values in (
-        ("count", "Iterations", calls),
-        ("success", "Successful iterations", well),
-        ("failure", "Iterations in which the model failed", badly),
-    ):
-        yield _counter(f"tgi_batch_inference_{end}", text, values, "method")
+    name, text = "tgi_batch_inference", "Iterations in which the model failed"
+    yield _counter(f"{name}_count", "Iterations", calls, "method")
+    yield _counter(f"{name}_success", "Successful iterations", well, "method")
+    yield _counter(f"{name}_failure", text, badly, "method")
     text = "An iteration; forward pass and sampling are one here"
-    yield _histogram("tgi_batch_forward_duration", text, _buckets(durations), "method")
+    yield _histogram("tgi_batch_forward_duration", text, durations, "method")
     most_drafts = 0 if manager.speculation is None else manager.speculation.most
     text, drafts = "Accepted drafts of a row in an iteration", range(most_drafts + 1)
     yield _of_counts("tgi_request_skipped_tokens", text, drafts, distributions.accepted)
@@ -171,39 +156,35 @@ def _declared(
         name, text, label = field.metadata["metric"]
         match getattr(record, field.name):
             case int(value):
-                yield _counter(name, text, {(): value})
+                yield _counter(name, text, value)
             case Histogram() as one:
-                yield _histogram(name, text, _buckets({(): one}))
+                yield _histogram(name, text, one)
             case Counter() as lengths if bounds:
                 yield _of_counts(name, text, bounds, lengths)
             case dict(by_key) if label is not None:
-                yield _histogram(name, text, _buckets(by_key), label)
-
-
-def _buckets(histograms: Mapping[Any, Histogram]) -> Mapping[Any, Any]:
-    return {key: (one.cumulated(), one.sum) for key, one in histograms.items()}
+                yield _histogram(name, text, by_key, label)
 
 
 def _of_counts(name: str, text: str, bounds: Iterable[float], counts: Mapping[int, int]) -> Metric:
     histogram = Histogram(list(map(float, bounds)))
     for value, times in counts.items():
         histogram.observe(value, times)
-    return _histogram(name, text, _buckets({(): histogram}))
+    return _histogram(name, text, histogram)
 
 
 def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     counts = manager.counts
-    yield _gauge("tgi_queue_size", "Waiting requests", {(): counts["waiting"]})
-    yield _gauge("tgi_batch_current_size", "Running requests", {(): counts["running"]})
+    yield _gauge("tgi_queue_size", "Waiting requests", counts["waiting"])
+    yield _gauge("tgi_batch_current_size", "Running requests", counts["running"])
     if manager.model is None:
         return
     memory, size = manager.memory, manager.memory.block_tokens
     used, budget = memory.used * size, memory.num_blocks * size
     for name in ("tgi_batch_current_max_tokens", "eb_kv_used_tokens"):
-        yield _gauge(name, "KV taken, in tokens", {(): used})
+        yield _gauge(name, "KV taken, in tokens", used)
     for name in ("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"):
-        yield _gauge(name, "KV budget, in tokens", {(): budget})
-    yield _gauge("eb_kv_used_ratio", "KV taken, from 0 to 1", {(): used / budget})
+        yield _gauge(name, "KV budget, in tokens", budget)
+    yield _gauge("eb_kv_used_ratio", "KV taken, from 0 to 1", used / budget)
     blocks = {(str(size), str(memory.num_blocks)): 1}
     text = "Tokens of a block, and blocks"
     yield _gauge("eb_kv_blocks_info", text, blocks, "block_size", "num_gpu_blocks")
@@ -226,47 +207,42 @@ def under_vllms_names(families: Iterable[Metric], model: str) -> Iterator[Metric
             yield other
 
 
-class JobCollector(Collector):
+def of_jobs(jobs: Jobs) -> Iterator[Metric]:
     """Stored jobs: what the maintenance last read; does not query the database."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        progress = self._jobs.progress
-        text = "1 if the job store is open and responds"
-        yield _gauge("eb_job_store_up", text, {(): progress is not None})
-        if progress is None:
-            return
-        yield _gauge("eb_batches", "Stored batches, by status", progress.batches, "status")
-        yield _gauge("eb_batch_lines", "Lines of stored batches, by state", progress.items, "state")
-        if progress.next_deadline is not None:
-            name = "eb_batch_next_deadline_timestamp_seconds"
-            text = "When the earliest window of the batches in progress ends"
-            yield _gauge(name, text, {(): progress.next_deadline})
+    progress = jobs.progress
+    text = "1 if the job store is open and responds"
+    yield _gauge("eb_job_store_up", text, progress is not None)
+    if progress is None:
+        return
+    yield _gauge("eb_batches", "Stored batches, by status", progress.batches, "status")
+    yield _gauge("eb_batch_lines", "Lines of stored batches, by state", progress.items, "state")
+    if progress.next_deadline is not None:
+        text = "When the earliest window of the batches in progress ends"
+        yield _gauge("eb_batch_next_deadline_timestamp_seconds", text, progress.next_deadline)
 
 
 @dataclass(frozen=True, slots=True)
-class StatsCollector(Collector):
+class MetricsPage(Collector):
     """`unused_gpu`: as in runtime.executor.ModelInfo; `model`: its name."""
 
     stats: Stats
     manager: BatchingManager
+    jobs: Jobs
     unused_gpu: Callable[[], str | None]
     model: str
 
-    def collect(self) -> list[Metric]:
-        text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
-        unused = _gauge("eb_unused_gpu", text, {(): self.unused_gpu() is not None})
+    def collect(self) -> Iterator[Metric]:
         ours = families(self.stats, self.manager)
-        return [*ours, *under_vllms_names(ours, self.model), unused]
+        yield from (*ours, *under_vllms_names(ours, self.model))
+        text = "1: a GPU computes nothing, or without its kernels or CUDA graphs"
+        yield _gauge("eb_unused_gpu", text, self.unused_gpu() is not None)
+        yield from of_jobs(self.jobs)
 
 
-def register_metrics(app: Flask, *collectors: Collector) -> None:
+def register_metrics(app: Flask, collector: Collector) -> None:
     """The metrics page."""
     registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
+    registry.register(collector)
 
     @app.get("/metrics")
     @plain_errors(media="text/plain")

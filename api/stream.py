@@ -44,10 +44,6 @@ class Call(Protocol[Item]):
     @property
     def choices(self) -> Sequence[Reader[Item]]: ...
 
-    @property
-    def inferences(self) -> Sequence[Inference]:
-        """Of the choices."""
-
     def whole(self, parts: Sequence[Item]) -> Any:
         """A JSON value, made of all that the choices have read."""
 
@@ -57,10 +53,11 @@ class Call(Protocol[Item]):
 
 def answer(service: Service, call: Call[Item], shape: Shape, *, stream: bool) -> Response:
     """Submits it, and answers with it whole or in a stream. Raises ApiError."""
-    service.submit(*call.inferences, asked=call.wanted)
+    inferences = [choice.inference for choice in call.choices]
+    service.submit(*inferences, asked=call.wanted)
     if stream:
-        return event_stream(service, call.inferences, call.events(), shape)
-    return jsonify(call.whole(service.wait(follow(call.choices), *call.inferences)))
+        return event_stream(service, inferences, call.events(), shape)
+    return jsonify(call.whole(service.wait(follow(call.choices), *inferences)))
 
 
 def event_stream(

@@ -23,17 +23,20 @@ from text.stops import StopFinder, Stops
 from text.tokenizer import Tokenizer
 
 STATUS = {400: 422, 500: 424}  # of an error, where TGI's is another one than ours
-PREFIXED = {
-    424: ("generation", "Request failed during generation"),
-    429: ("overloaded", "Model is overloaded"),
-}
-UNPREFIXED = {
+KINDS = {
     401: "unauthorized",
     403: "forbidden",
     408: "timeout",
+    424: "generation",
+    429: "overloaded",
     499: "dropped",
     503: "unavailable",
     504: "timeout",
+}
+PREFIXES = {
+    "generation": "Request failed during generation: ",
+    "overloaded": "Model is overloaded: ",
+    "validation": "Input validation error: ",
 }
 
 Finish = Literal["length", "eos_token", "stop_sequence"]
@@ -57,10 +60,13 @@ class PromptToken(TypedDict):
     logprob: float | None
 
 
-class GeneratedSequence(TypedDict):
+class Ended(TypedDict):
     finish_reason: Finish
     generated_tokens: int
     seed: int | None
+
+
+class GeneratedSequence(Ended):
     prefill: list[PromptToken]
     tokens: list[TopToken]
     top_tokens: NotRequired[list[list[TopToken]]]
@@ -79,10 +85,7 @@ class Generated(TypedDict):
     details: NotRequired[Details]
 
 
-class StreamDetails(TypedDict):
-    finish_reason: Finish
-    generated_tokens: int
-    seed: int | None
+class StreamDetails(Ended):
     input_length: int
 
 
@@ -99,21 +102,22 @@ tgi_errors = partial(documented, TgiError, 424)
 
 def shape(error: ApiError) -> TgiError:
     """TGI's error object; its clients distinguish errors by `error_type`."""
-    status = STATUS.get(error.status, error.status)
-    if (kind := UNPREFIXED.get(status)) is not None:
-        return {"error": error.message, "error_type": kind}
-    kind, prefix = PREFIXED.get(status, ("validation", "Input validation error"))
-    return {"error": f"{prefix}: {error.message}", "error_type": kind}
+    kind = KINDS.get(STATUS.get(error.status, error.status), "validation")
+    return {"error": PREFIXES.get(kind, "") + error.message, "error_type": kind}
 
 
 class Steps:
     """An api.follow.Reader of one generation, token by token, up to the one that completes a stop
-    string, which ends the request. The stop text stays in the response."""
+    string, which ends the request. The stop text stays in the response. `before`: that, too."""
 
-    def __init__(self, service: Service, inference: Inference, stops: Stops) -> None:
+    def __init__(
+        self, service: Service, inference: Inference, stops: Stops, before: str = ""
+    ) -> None:
         self.inference = inference
         self.all: list[NewToken] = []  # that were read
         self.finish: Finish | None = None  # once the last one was read
+        self.ended = False
+        self._before = before
         self._service = service
         self._finder = StopFinder(stops)
         self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
@@ -121,12 +125,8 @@ class Steps:
         self._last: tuple[NewToken, Finish] | None = None
 
     @property
-    def ended(self) -> bool:
-        return self._follower.ended
-
-    @property
     def text(self) -> str:
-        return "".join(token.text for token in self.all)
+        return self._before + "".join(token.text for token in self.all)
 
     @property
     def mean_logprob(self) -> float:
@@ -137,12 +137,13 @@ class Steps:
         new = self._follower.new()
         while self._last is None and (token := next(new, None)) is not None:
             self._finder.push(token.text)
-            if (finish := self._finish_with(token)) is None:
-                self.all.append(token)
-                yield token
-            else:
+            if (finish := self._finish_with(token)) is not None:
                 token.text += self._follower.rest()
                 self._last = token, finish
+                break
+            self.all.append(token)
+            yield token
+        self.ended = self._follower.ended
         if not self.ended:
             return
         if self._last is None:  # it has failed, or its client is gone
@@ -169,7 +170,6 @@ class TgiGeneration:
     response. `as_list`: as is that for one text."""
 
     wanted: Parameters
-    texts: Sequence[str]
     groups: Sequence[list[Steps]]
     tokenizer: Tokenizer
     as_list: bool
@@ -178,71 +178,53 @@ class TgiGeneration:
     def choices(self) -> list[Steps]:
         return [steps for group in self.groups for steps in group]
 
-    @property
-    def inferences(self) -> list[Inference]:
-        return [steps.inference for steps in self.choices]
-
     def whole(self, parts: Sequence[NewToken]) -> Generated | list[Generated]:
         for group in self.groups:
             if len(group) > 1:
                 group.sort(key=lambda steps: steps.mean_logprob, reverse=True)
-        response = [self._generated(*pair) for pair in zip(self.texts, self.groups, strict=True)]
+        response = list(map(self._generated, self.groups))
         return response if self.as_list else response[0]
 
     def events(self) -> Iterator[bytes | None]:
-        (text,), ((steps,),) = self.texts, self.groups
+        (steps,) = self.choices
         for token in follow([steps]):
-            yield None if token is None else event(self._stream_token(token, steps, text))
+            yield None if token is None else event(self._stream_token(token, steps))
 
-    def _generated(self, text: str, group: Sequence[Steps]) -> Generated:
+    def _generated(self, group: Sequence[Steps]) -> Generated:
         best, *others = group
-        response: Generated = {"generated_text": self._full(text, best)}
+        response: Generated = {"generated_text": best.text}
         if self.wanted.details or self.wanted.decoder_input_details:
             details = cast(Details, self._sequence(best))
             if others:
                 details["best_of_sequences"] = [
-                    {"generated_text": self._full(text, other), **self._sequence(other)}
-                    for other in others
+                    {"generated_text": other.text, **self._sequence(other)} for other in others
                 ]
             response["details"] = details
         return response
 
-    def _full(self, text: str, steps: Steps) -> str:
-        return text + steps.text if self.wanted.return_full_text else steps.text
-
     def _sequence(self, steps: Steps) -> GeneratedSequence:
-        assert steps.finish is not None  # it has ended
-        response: GeneratedSequence = {
-            "finish_reason": steps.finish,
-            "generated_tokens": len(steps.all),
-            "seed": _seed(steps.inference),
-            "prefill": self._prefill(steps.inference) if self.wanted.decoder_input_details else [],
-            "tokens": [self._token(token, steps.inference) for token in steps.all],
-        }
+        prefill = self._prefill(steps.inference) if self.wanted.decoder_input_details else []
+        tokens = [self._token(token, steps.inference) for token in steps.all]
+        response = cast(GeneratedSequence, {**_ended(steps), "prefill": prefill, "tokens": tokens})
         if self.wanted.top_n_tokens:
             response["top_tokens"] = [self._top(token, steps.inference) for token in steps.all]
         return response
 
-    def _stream_token(self, token: NewToken, steps: Steps, text: str) -> StreamToken:
+    def _stream_token(self, token: NewToken, steps: Steps) -> StreamToken:
         """Of the newest token."""
-        inference = steps.inference
         response: StreamToken = {
             "index": len(steps.all),
-            "token": self._token(token, inference),
+            "token": self._token(token, steps.inference),
             "generated_text": None,
             "details": None,
         }
         if self.wanted.top_n_tokens:
-            response["top_tokens"] = self._top(token, inference)
+            response["top_tokens"] = self._top(token, steps.inference)
         if steps.finish is not None:
-            response["generated_text"] = self._full(text, steps)
+            response["generated_text"] = steps.text
             if self.wanted.details:
-                response["details"] = {
-                    "finish_reason": steps.finish,
-                    "generated_tokens": len(steps.all),
-                    "seed": _seed(inference),
-                    "input_length": inference.prompt_tokens,
-                }
+                input_length = steps.inference.prompt_tokens
+                response["details"] = {**_ended(steps), "input_length": input_length}
         return response
 
     def _token(self, token: NewToken, inference: Inference) -> TopToken:
@@ -273,8 +255,14 @@ class TgiGeneration:
         return self.tokenizer.token_bytes(token).decode(errors="replace")
 
 
-def _seed(inference: Inference) -> int | None:
-    return inference.sampling.seed if inference.sampling.temperature > 0 else None
+def _ended(steps: Steps) -> Ended:
+    assert steps.finish is not None
+    sampling = steps.inference.sampling
+    return {
+        "finish_reason": steps.finish,
+        "generated_tokens": len(steps.all),
+        "seed": sampling.seed if sampling.temperature > 0 else None,
+    }
 
 
 def timing(
@@ -284,22 +272,23 @@ def timing(
     a list."""
     inferences = [answer.inference for answer in answers]
     admitted_s = max(inference.admitted_s or submitted_s for inference in inferences)
-    most = max(len(answer.all) for answer in answers)
     spans_s = {
-        "x-total-time": end_s - arrival_s,
-        "x-validation-time": submitted_s - arrival_s,
-        "x-queue-time": admitted_s - submitted_s,
-        "x-inference-time": end_s - admitted_s,
-        "x-time-per-token": (end_s - admitted_s) / most,
+        "total-time": end_s - arrival_s,
+        "validation-time": submitted_s - arrival_s,
+        "queue-time": admitted_s - submitted_s,
+        "inference-time": end_s - admitted_s,
+        "time-per-token": (end_s - admitted_s) / max(len(answer.all) for answer in answers),
+    }
+    counts = {
+        "prompt-tokens": sum(inference.prompt_tokens for inference in inferences),
+        "generated-tokens": sum(len(answer.all) for answer in answers),
     }
     drafts = {
-        "x-accepted-drafts": sum(inference.accepted_drafts for inference in inferences),
-        "x-rejected-drafts": sum(inference.rejected_drafts for inference in inferences),
+        "accepted-drafts": sum(inference.accepted_drafts for inference in inferences),
+        "rejected-drafts": sum(inference.rejected_drafts for inference in inferences),
     }
-    return {
-        "x-compute-time": f"{end_s - arrival_s:.6f}",
-        **{name: str(max(0, int(span_s * 1000))) for name, span_s in spans_s.items()},
-        "x-prompt-tokens": str(sum(inference.prompt_tokens for inference in inferences)),
-        "x-generated-tokens": str(sum(len(answer.all) for answer in answers)),
-        **{name: str(count) for name, count in drafts.items() if any(drafts.values())},
-    }
+    if any(drafts.values()):
+        counts |= drafts
+    spans_ms = {name: max(0, int(span_s * 1000)) for name, span_s in spans_s.items()}
+    headers = {f"x-{name}": str(number) for name, number in (spans_ms | counts).items()}
+    return {"x-compute-time": f"{end_s - arrival_s:.6f}", **headers}

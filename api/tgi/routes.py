@@ -50,7 +50,6 @@ from api.tgi.schemas import (
 from api.tgi.tokens import TokenCalls
 from engine.inference import Inference, new_group
 from runtime.grammar.grammars import GrammarError
-from seams import Constraint
 from text.stops import Stops
 
 
@@ -198,11 +197,18 @@ class TgiCalls:
     ) -> Response:
         service = self._service
         groups = self._prepared(texts, asked, streaming=stream)
-        generation = TgiGeneration(asked, texts, groups, service.tokenizer, as_list)
-        inferences = generation.inferences
-        prompt_tokens = sum(inference.prompt_tokens for inference in inferences)
-        service.require_possible(len(inferences), prompt_tokens, "inputs")
-        with self._place() as place:
+        generation = TgiGeneration(asked, groups, service.tokenizer, as_list)
+        prompt_tokens = sum(steps.inference.prompt_tokens for steps in generation.choices)
+        service.require_possible(len(generation.choices), prompt_tokens, "inputs")
+        if not self._places.acquire(blocking=False):
+            service.stats.count_rejected()
+            raise ApiError(
+                429,
+                f"{self._most} requests are being served (--max-concurrent-requests)",
+                {"Retry-After": str(math.ceil(service.manager.queue.retry_after_s))},
+            )
+        with ExitStack() as place:
+            place.callback(self._places.release)
             submitted_s = service.clock()
             response = answer(service, generation, shape, stream=stream)
             if stream:
@@ -218,19 +224,6 @@ class TgiCalls:
         response.headers["x-compute-characters"] = str(sum(map(len, texts)))
         return response
 
-    def _place(self) -> ExitStack:
-        """Held until it is closed. Raises ApiError where none is free."""
-        if not self._places.acquire(blocking=False):
-            self._service.stats.count_rejected()
-            raise ApiError(
-                429,
-                f"{self._most} requests are being served (--max-concurrent-requests)",
-                {"Retry-After": str(math.ceil(self._service.manager.queue.retry_after_s))},
-            )
-        place = ExitStack()
-        place.callback(self._places.release)
-        return place
-
     def _prepared(
         self, texts: Sequence[str], asked: Parameters, *, streaming: bool
     ) -> list[list[Steps]]:
@@ -238,17 +231,24 @@ class TgiCalls:
         service = self._service
         validate(asked, self._config, streaming=streaming)
         service.require_ready()
-        constraint = self._constraint(asked)
+        constraint = None
+        if asked.grammar is not None:  # compiled, so that it is accepted from then on
+            try:
+                constraint = asked.grammar.constraint()
+            except GrammarError as error:
+                raise InvalidError(f"grammar is not valid: {error}") from None
+            service.require_compiled(constraint, "grammar")
         stops, updated = Stops(asked.stop or ()), threading.Event()
         best_of = asked.best_of or 1
         scored = streaming or asked.details or asked.decoder_input_details or best_of > 1
         logprobs = (asked.top_n_tokens or 0) if scored else None
-        groups = []
+        groups: list[list[Steps]] = []
         for text in texts:
             ids, further = self._fitting(text, asked)
             group = new_group() if best_of > 1 else 0
-            inferences = [
-                Inference(
+            groups.append([])
+            for _ in range(best_of):
+                inference = Inference(
                     ids,
                     further,
                     sampling_of(asked, logprobs, constraint),
@@ -258,21 +258,9 @@ class TgiCalls:
                     streaming=streaming or bool(asked.stop),
                     updated=updated,
                 )
-                for _ in range(best_of)
-            ]
-            groups.append([Steps(service, inference, stops) for inference in inferences])
+                before = text if asked.return_full_text else ""
+                groups[-1].append(Steps(service, inference, stops, before))
         return groups
-
-    def _constraint(self, asked: Parameters) -> Constraint | None:
-        """Compiled, so that it is accepted from then on."""
-        if asked.grammar is None:
-            return None
-        try:
-            constraint = asked.grammar.constraint()
-        except GrammarError as error:
-            raise InvalidError(f"grammar is not valid: {error}") from None
-        self._service.require_compiled(constraint, "grammar")
-        return constraint
 
     def _fitting(self, text: str, asked: Parameters) -> tuple[list[int], int]:
         """The tokens of a prompt, and how many are to be generated."""
