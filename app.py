@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from api.openai.errors import error_shape
 from api.openai.generation import Generations
 from api.openapi import register_openapi
 from api.responses import routes as responses
-from api.service import Service, Texts, served_names
+from api.service import Service, served_names
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
@@ -142,7 +143,7 @@ def create_app(
         Departures(),
         Writer(config.stream_heartbeat),
         time.perf_counter,
-        Texts() if config.watch_text else None,
+        OrderedDict() if config.watch_text else None,
         grammars,
         sampling_defaults(config),
     )

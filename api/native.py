@@ -17,7 +17,7 @@ from api import limits
 from api.defaults import NAMES
 from api.follow import Follower
 from api.http.body import read_body
-from api.http.errors import Error
+from api.http.errors import ApiError, Error
 from api.openapi import GENERATING, Answer, plain_errors, respond
 from api.service import READY, Health, ServerDescription, Service
 from api.signals import Signals
@@ -137,7 +137,8 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     @plain_errors(503, whole=Health)
     def health() -> Response:
         service.require_ready()
-        service.require_watched()
+        if not service.departures.alive:
+            raise ApiError(503, "the thread that detects disconnected clients has ended")
         return jsonify(READY)
 
     return blueprint

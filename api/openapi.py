@@ -121,13 +121,12 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
     paths: dict[str, Json] = {}
     for (method, path), operation in operations.items():
         locked = keys and not is_open(path)
-        refusals = [401] if locked else []
-        if not keys or method not in READS:
-            refusals.append(403)
+        refusals = ([401] if locked else []) + ([403] if not keys or method not in READS else [])
         described = _described(operation, lambda form: schemas[repr(form), "validation"], refusals)
-        names = sorted(re.findall(r"{(\w+)}", path))
-        own = [{"name": name, "in": "path", "required": True} for name in names]
-        described["parameters"][:0] = [{**one, "schema": {"type": "string"}} for one in own]
+        described["parameters"][:0] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in sorted(re.findall(r"{(\w+)}", path))
+        ]
         if not locked:
             described["security"] = []
         paths.setdefault(path, {})[method.lower()] = described
@@ -159,25 +158,17 @@ class _Closed(GenerateJsonSchema):
 def _described(
     operation: Operation, schema: Callable[[Any], Json], refusals: Iterable[int]
 ) -> Json:
-    answer: dict[str, Any] = {}
+    answer: Json = {}
     if operation.whole is not None:
         answer["application/json"] = {"schema": schema(operation.whole)}
     if operation.events is not None:
-        data: Json = {
-            "type": "string",
-            "contentMediaType": "application/json",
-            "contentSchema": schema(operation.events),
-        }
+        data: Json = {"type": "string", "contentMediaType": "application/json"}
+        data["contentSchema"] = schema(operation.events)
         if operation.last is not None:
             data = {"anyOf": [data, {"const": operation.last}]}
-        answer["text/event-stream"] = {
-            "schema": {
-                "type": "object",
-                "description": "of each server-sent event",
-                "properties": {"data": data},
-                "required": ["data"],
-            }
-        }
+        event: Json = {"type": "object", "description": "of each server-sent event"}
+        event |= {"properties": {"data": data}, "required": ["data"]}
+        answer["text/event-stream"] = {"schema": event}
     if operation.media is not None:
         answer[operation.media] = {"schema": {"type": "string"}}
     responses = {"200": {"description": "OK", "content": answer}}
@@ -189,10 +180,10 @@ def _described(
         "parameters": [{"name": name, "in": "query", "schema": form} for name, form in query],
         "responses": responses,
     }
-    for media, form in (
-        ("application/json", operation.body and schema(operation.body)),
-        ("multipart/form-data", operation.form),
-    ):
-        if form is not None:
-            described["requestBody"] = {"required": True, "content": {media: {"schema": form}}}
+    if operation.body is not None:
+        content = {"application/json": {"schema": schema(operation.body)}}
+        described["requestBody"] = {"required": True, "content": content}
+    if operation.form is not None:
+        content = {"multipart/form-data": {"schema": operation.form}}
+        described["requestBody"] = {"required": True, "content": content}
     return described

@@ -70,21 +70,6 @@ def served_names(config: Config) -> list[str]:
     return [config.model if path is None else path.name.removesuffix(GGUF_SUFFIX)]
 
 
-class Texts:
-    """Of the newest requests, for `--watch-text`. Any thread may call it."""
-
-    def __init__(self) -> None:
-        self._newest: OrderedDict[int, Inference] = OrderedDict()
-
-    def keep(self, inference: Inference) -> None:
-        self._newest[inference.id] = inference
-        if len(self._newest) > KEPT_TEXTS:
-            self._newest.popitem(last=False)
-
-    def find(self, number: int) -> Inference | None:
-        return self._newest.get(number)
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """`names`: of the model, for clients; responses carry the first."""
@@ -98,11 +83,10 @@ class Service:
     departures: Departures
     writer: Writer
     clock: Callable[[], float]
-    texts: Texts | None = None  # kept for --watch-text
+    texts: OrderedDict[int, Inference] | None = None  # the newest, by id, for --watch-text
     grammars: Grammars | None = None  # None: constraints are refused
-    defaults: SamplingDefaults = field(
-        default_factory=SamplingDefaults
-    )  # of OpenAI's APIs and /inference
+    # of OpenAI's APIs and /inference
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     turns: EncodingTurns = field(default_factory=EncodingTurns)
 
     def describe(self) -> ServerDescription:
@@ -173,29 +157,17 @@ class Service:
         if (reason := self.manager.unavailable) is not None:
             raise busy(reason)
 
-    def require_watched(self) -> None:
-        """Raises ApiError if disconnected clients are no longer detected."""
-        if not self.departures.alive:
-            raise ApiError(503, "the thread that detects disconnected clients has ended")
-
     def require_possible(self, requests: int, prompt_tokens: int, field: str) -> None:
         """Raises ApiError for more requests at once, or more prompt tokens in total, than an empty
         queue accepts; it accepts a single prompt of any length."""
         most, most_tokens = self.config.max_waiting, self.config.max_waiting_prompt_tokens
-        if requests > most:
-            raise ApiError(
-                400,
-                f"{requests} requests at once are more than may wait; allowed: {most} "
-                "(--max-waiting)",
-                param=field,
-            )
-        if requests > 1 and prompt_tokens > most_tokens:
-            raise ApiError(
-                400,
-                f"{requests} requests at once with prompts of {prompt_tokens} tokens in all are "
-                f"more than may wait; allowed: {most_tokens} (--max-waiting-prompt-tokens)",
-                param=field,
-            )
+        said, allowed = f"{requests} requests at once", f"{most} (--max-waiting)"
+        if requests <= most:
+            if requests == 1 or prompt_tokens <= most_tokens:
+                return
+            said += f" with prompts of {prompt_tokens} tokens in all"
+            allowed = f"{most_tokens} (--max-waiting-prompt-tokens)"
+        raise ApiError(400, f"{said} are more than may wait; allowed: {allowed}", param=field)
 
     def require_compiled(self, constraint: Constraint, field: str) -> None:
         """Raises ApiError for a constraint that cannot be served."""
@@ -246,7 +218,9 @@ class Service:
                 self.cancel(*inferences[:number])
                 raise refusal(error) from None
             if self.texts is not None:
-                self.texts.keep(inference)
+                self.texts[inference.id] = inference
+                if len(self.texts) > KEPT_TEXTS:
+                    self.texts.popitem(last=False)
             self.stats.count_received(self.clock() - inference.arrival_s)
 
     def cancel(self, *inferences: Inference) -> None:

@@ -105,7 +105,7 @@ def make_blueprint(service: Service) -> Blueprint:
     def text(number: int) -> Response:
         if service.texts is None:
             raise ApiError(403, "this server shows no texts (--watch-text)")
-        found = service.texts.find(number)
+        found = service.texts.get(number)
         if found is None:
             raise ApiError(404, f"the text of request {number} is not stored")
         ids, split = list(found.ids), found.prompt_tokens

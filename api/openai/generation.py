@@ -90,7 +90,7 @@ class Generation:
             "total_tokens": self.prompt_tokens + generated,
         }
         details: CompletionTokensDetails = {}
-        if (reasoning := sum(choice.reasoning_tokens for choice in self.choices)) > 0:
+        if reasoning := sum(choice.reasoning_tokens for choice in self.choices):
             details["reasoning_tokens"] = reasoning
         if isinstance(self.wanted, ChatRequest) and self.wanted.prediction is not None:
             details |= {

@@ -115,12 +115,7 @@ class TgiCalls:
         return self._answer([parsed.inputs], parsed.asked, stream=True)
 
     @tgi_errors(
-        422,
-        *BODY,
-        *BUSY,
-        body=CompatRequest,
-        whole=list[Generated],
-        events=StreamToken | TgiError,
+        422, *BODY, *BUSY, body=CompatRequest, whole=list[Generated], events=StreamToken | TgiError
     )
     def compat(self) -> Response:
         return self._compatible(read_object(request, self._config.max_body_bytes))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import heapq
 import logging
-import secrets
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from api.defaults import NAMES, SamplingDefaults
 from api.http.errors import ApiError, explain, show
 from api.limits import (
     COOLEST,
-    FRESH_SEED_BITS,
     HOTTEST,
     LEAST_MASS,
     LEAST_RATE,
@@ -37,6 +37,7 @@ from serving.config import Config
 
 log = logging.getLogger(__name__)
 
+NEUTRAL = SamplingDefaults()  # not the model's
 NOT_OFFERED = ("watermark", "adapter_id")
 UNKNOWN_LOGGED = 256  # names of unknown fields that are logged, each once
 MOST_UNKNOWN = 8  # of them that a request may have logged
@@ -238,13 +239,10 @@ def sampling_of(asked: Parameters, logprobs: int | None, constraint: Constraint 
     of 1) do not turn sampling on, as in TGI."""
     temperature = 1.0 if asked.temperature is None else asked.temperature
     drawn = asked.do_sample or temperature != 1 or asked.top_k or asked.top_p or asked.typical_p
-    return Sampling(
-        seed=secrets.randbits(FRESH_SEED_BITS) if asked.seed is None else asked.seed,
+    return replace(
+        NEUTRAL.sampling(asked.model_dump(include=NAMES, exclude_none=True), asked.seed),
         temperature=temperature if drawn else 0.0,
-        top_k=asked.top_k,
-        top_p=1.0 if asked.top_p is None else max(asked.top_p, LEAST_MASS),
         typical_p=1.0 if asked.typical_p is None else max(asked.typical_p, LEAST_MASS),
-        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         frequency_penalty=asked.frequency_penalty or 0.0,
         logprobs=logprobs,
         prompt_logprobs=0 if asked.decoder_input_details else None,

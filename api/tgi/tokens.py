@@ -41,10 +41,17 @@ class ChatPieces(TypedDict):
     templated_text: str
 
 
-class _TokenizeRequest(BaseModel):
+class _OfModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str | None = Field(None, description="a string, see /v1/models")
+
+
+class DetokenizeRequest(_OfModel):
+    tokens: list[CountOrZero] = Field(fail_fast=True, description="an array of token ids")
+
+
+class _TokenizeRequest(_OfModel):
     add_special_tokens: bool | None = Field(
         None, description="false leaves out the token that begins every prompt, if there is one"
     )
@@ -70,13 +77,6 @@ class Tokens(TypedDict):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    model: str | None = Field(None, description="a string, see /v1/models")
-    tokens: list[CountOrZero] = Field(fail_fast=True, description="an array of token ids")
-
-
 class Prompt(Answer):
     prompt: str
 
@@ -85,10 +85,8 @@ class TokenCalls:
     """The handlers. Raises ApiError."""
 
     def __init__(self, service: Service, generations: Generations) -> None:
-        self._service = service
-        self._generations = generations
-        self._tokenizer = service.tokenizer
-        self._most_bytes = service.config.max_body_bytes
+        self._service, self._generations = service, generations
+        self._tokenizer, self._most_bytes = service.tokenizer, service.config.max_body_bytes
 
     @documented(
         TgiError | OpenAIError,
@@ -103,7 +101,7 @@ class TokenCalls:
         text = parse(data, GenerateRequest).inputs
         (ids,) = self._service.encode("inputs", [text], fit=False)
         with self._service.turns.of(len(text)):
-            return written(listed(pieces_of(ids, list(self._tokenizer.prompt_bytes(ids)))))
+            return _written(_listed(pieces_of(ids, list(self._tokenizer.prompt_bytes(ids)))))
 
     def _tokens(self, data: dict[str, Any]) -> Response:
         service, tokenizer = self._service, self._tokenizer
@@ -126,13 +124,10 @@ class TokenCalls:
         service.require_ready()
         with service.turns.of(len(ids)):
             strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-            body: Tokens = {
-                "count": len(ids),
-                "max_model_len": service.context,
-                "tokens": ids,
-                "token_strs": strings if asked.return_token_strs else None,
-            }
-            return written(body)
+            named = strings if asked.return_token_strs else None
+            return _written(
+                Tokens(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=named)
+            )
 
     @documented(
         TgiError | OpenAIError, 400, 404, *BODY, 424, 500, body=DetokenizeRequest, whole=Prompt
@@ -154,20 +149,17 @@ class TokenCalls:
         )
         with self._service.turns.of(len(ids)):
             pieces = list(map(self._tokenizer.token_bytes, ids))
-            return written(
-                {
-                    "tokenize_response": listed(pieces_of(ids, pieces)),
-                    "templated_text": b"".join(pieces).decode(errors="replace"),
-                }
-            )
+            text = b"".join(pieces).decode(errors="replace")
+            listed = _listed(pieces_of(ids, pieces))
+            return _written({"tokenize_response": listed, "templated_text": text})
 
 
-def listed(pieces: Iterable[Piece]) -> Raw:
+def _listed(pieces: Iterable[Piece]) -> Raw:
     """Written one by one: a call that writes all of them holds the interpreter's lock."""
     return Raw(b"[" + b",".join(map(encode, pieces)) + b"]")
 
 
-def written(body: object) -> Response:
+def _written(body: object) -> Response:
     return Response(encode(body), mimetype="application/json")
 
 

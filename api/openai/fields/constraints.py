@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -79,14 +79,19 @@ class RegexFormat(_Format):
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat | ValueFormat | RegexFormat
 
 
-class _StructuredOutputs(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Guided(BaseModel):
+    guided_json: Schema | str | None = Field(None, description=SCHEMA)
+    guided_regex: str | None = Field(None, description=REGEX)
+    guided_choice: Choices | None = Field(None, description=CHOICES)
+    guided_grammar: str | None = Field(None, description=GRAMMAR)
 
-    of_schema: Schema | str | None = Field(None, alias="json")
+
+class _StructuredOutputs(_Guided):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", alias_generator=lambda name: name.removeprefix("guided_")
+    )
+
     json_object: bool | None = None
-    regex: str | None = None
-    choice: Choices | None = None
-    grammar: str | None = None
 
 
 StructuredOutputs = Annotated[_StructuredOutputs, at_most(MOST_FIELDS)]
@@ -106,15 +111,16 @@ def _of_format(asked: ObjectFormat | SchemaFormat | ValueFormat | RegexFormat) -
             return _of_regex(text)
 
 
+def _given(asked: BaseModel, names: Iterable[str]) -> list[tuple[str, Any]]:
+    """The fields that constrain, and what they have."""
+    fields = [(name, getattr(asked, name)) for name in names]
+    return [(n, v) for n, v in fields if v is not None and not isinstance(v, TextFormat)]
+
+
 def _of_structured(asked: _StructuredOutputs) -> Constraint:
-    schema = ANY_OBJECT if asked.json_object and asked.of_schema is None else asked.of_schema
-    given = {
-        "guided_json": schema,
-        "guided_regex": asked.regex,
-        "guided_choice": asked.choice,
-        "guided_grammar": asked.grammar,
-    }
-    found = [(name, value) for name, value in given.items() if value is not None]
+    found = _given(asked, _Guided.model_fields)
+    if asked.json_object and asked.guided_json is None:
+        found.append(("guided_json", ANY_OBJECT))
     if len(found) != 1:
         raise invalid("structured_outputs", f"must be {STRUCTURED_OUTPUTS}, got {len(found)}")
     ((name, value),) = found
@@ -136,16 +142,12 @@ MAKERS: Mapping[str, Callable[[Any], Constraint]] = {  # by the names of the fie
 }
 
 
-class Constrained(Signals):
+class Constrained(_Guided, Signals):
     """`structured_outputs` and `guided_*` are vLLM's; `regex` and `ebnf` are SGLang's, `grammar` is
     llama.cpp's, and `json_schema` both's."""
 
     response_format: ResponseFormat | None = Field(None, description=RESPONSE_FORMAT)
     structured_outputs: StructuredOutputs | None = Field(None, description=STRUCTURED_OUTPUTS)
-    guided_json: Schema | str | None = Field(None, description=SCHEMA)
-    guided_regex: str | None = Field(None, description=REGEX)
-    guided_choice: Choices | None = Field(None, description=CHOICES)
-    guided_grammar: str | None = Field(None, description=GRAMMAR)
     json_schema: Schema | str | None = Field(None, description=SCHEMA)
     regex: str | None = Field(None, description=REGEX)
     grammar: str | None = Field(None, description=GRAMMAR)
@@ -153,8 +155,7 @@ class Constrained(Signals):
 
     def constraint(self) -> tuple[str, Constraint] | None:
         """And before it the field that has it; None: the answer is free. Raises ApiError."""
-        given = [(field, getattr(self, field)) for field in MAKERS]
-        found = [(f, v) for f, v in given if v is not None and not isinstance(v, TextFormat)]
+        found = _given(self, MAKERS)
         if not found:
             return None
         if len(found) > 1:
