@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from flask import Response
 from typing_extensions import TypedDict
 
-from api.http.errors import ApiError, error_response
+from api.http.errors import ApiError
 from api.openapi import documented
 
 
@@ -42,11 +40,3 @@ def error_shape(error: ApiError) -> OpenAIError:
             "code": error.code or codes.get(error.status),
         }
     }
-
-
-def with_openai_errors(call: Callable[[], Response]) -> Response:
-    """For paths outside of `/v1` that return OpenAI's errors."""
-    try:
-        return call()
-    except ApiError as error:
-        return error_response(error, error_shape)

@@ -19,7 +19,7 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api.http.body import read_object
 from api.http.errors import ApiError, answer_errors, error_response
-from api.openai.errors import OpenAIError, error_shape, with_openai_errors
+from api.openai.errors import OpenAIError, error_shape
 from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.forms import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from api.openai.generation import DONE, Generations
@@ -87,7 +87,7 @@ def make_blueprint(service: Service, generations: Generations) -> Blueprint:
 
 
 def refused(error: ApiError) -> Response:
-    if request.path == "/detokenize":  # vLLM's
+    if request.path == "/detokenize" or g.get("openai"):  # vLLM's, OpenAI's
         return error_response(error, error_shape)
     response = error_response(error, shape)
     response.status_code = STATUS.get(error.status, error.status)
@@ -133,14 +133,11 @@ class TgiCalls:
         data = read_object(request, self._config.max_body_bytes)
         if "inputs" in data:
             return self._compatible(data)
-        generations = self._generations
+        g.openai = True
+        generations, service = self._generations, self._service
         make = generations.chat if "messages" in data else generations.completion
-
-        def answered() -> Response:
-            call, service = make(data, g.arrival_s), self._service
-            return answer(service, call, error_shape, stream=bool(call.wanted.stream))
-
-        return with_openai_errors(answered)
+        call = make(data, g.arrival_s)
+        return answer(service, call, error_shape, stream=bool(call.wanted.stream))
 
     @tgi_errors(whole=Info)
     def info(self) -> Response:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from flask import Response, request
+from flask import Response, g, request
 from msgspec import Raw
 from msgspec.json import encode
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero, No
-from api.openai.errors import OpenAIError, with_openai_errors
+from api.openai.errors import OpenAIError
 from api.openai.fields.messages import Messages, TemplateNames
 from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.tools import Tools, offer_of
@@ -97,7 +97,8 @@ class TokenCalls:
     def tokenize(self) -> Response:
         data = read_object(request, self._most_bytes)
         if "inputs" not in data and ("prompt" in data or "messages" in data):
-            return with_openai_errors(lambda: self._tokens(data))
+            g.openai = True  # of errors from here on
+            return self._tokens(data)
         text = parse(data, GenerateRequest).inputs
         (ids,) = self._service.encode("inputs", [text], fit=False)
         with self._service.turns.of(len(text)):

@@ -198,3 +198,22 @@ def test_fields_of_vllm_are_answered_in_vllms_shape(client: FlaskClient) -> None
     assert bytes(whole).decode() == CONVERSATION + "Assistant:"
     without = tokens(client, messages=USER, add_generation_prompt=False)["tokens"]
     assert bytes(without).decode() == CONVERSATION
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"messages": "x"}),
+        ("/invocations", {"prompt": 5}),
+        ("/tokenize", {"prompt": 5}),
+        ("/detokenize", {"tokens": "x"}),
+    ],
+)
+def test_errors_have_the_shape_of_the_api_whose_fields_are_sent(
+    client: FlaskClient, path: str, body: Json
+) -> None:
+    answer = client.post(path, json=body)
+    param = next(iter(body))
+    assert (answer.status_code, answer.get_json()["error"]["param"]) == (400, param)
+    answer = client.post("/invocations", json={"inputs": 5})
+    assert (answer.status_code, answer.get_json()["error_type"]) == (422, "validation")
