@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -111,14 +111,8 @@ def _of_format(asked: ObjectFormat | SchemaFormat | ValueFormat | RegexFormat) -
             return _of_regex(text)
 
 
-def _given(asked: BaseModel, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """The fields that constrain, and what they have."""
-    fields = [(name, getattr(asked, name)) for name in names]
-    return [(n, v) for n, v in fields if v is not None and not isinstance(v, TextFormat)]
-
-
 def _of_structured(asked: _StructuredOutputs) -> Constraint:
-    found = _given(asked, _Guided.model_fields)
+    found = [(n, v) for n in _Guided.model_fields if (v := getattr(asked, n)) is not None]
     if asked.json_object and asked.guided_json is None:
         found.append(("guided_json", ANY_OBJECT))
     if len(found) != 1:
@@ -155,7 +149,8 @@ class Constrained(_Guided, Signals):
 
     def constraint(self) -> tuple[str, Constraint] | None:
         """And before it the field that has it; None: the answer is free. Raises ApiError."""
-        found = _given(self, MAKERS)
+        given = [(field, getattr(self, field)) for field in MAKERS]
+        found = [(f, v) for f, v in given if v is not None and not isinstance(v, TextFormat)]
         if not found:
             return None
         if len(found) > 1:
