@@ -19,7 +19,7 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8660,
+    "api": 8544,
     "benchmarks": 6362,
     "client": 8292,
     "deferred": 3103,
@@ -30,11 +30,11 @@ LINES = {
     "router": 5131,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 30887,
+    "tests": 30906,
     "text": 1937,
     "others": 7387,
 }
-PRODUCT_LINES = 39783  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39667  # all but tests, benchmarks, client and learn
 SHORT_FILES = 35
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
