@@ -34,13 +34,14 @@ class Claim:
     prefix_caching: bool = False
 
 
-def _claim(policy: str, stated: dict[str, Any]) -> Claim:
-    read, flows = TypeAdapter(tuple[Flow, ...]).validate_python, stated.pop("flows")
-    arrivals = stated.pop("arrivals", "poisson")
-    traffic = Traffic(read(flows), stated.pop("load"), arrivals)
-    calm = Traffic(read(stated.pop("calm_flows", flows)), stated.pop("calm_load", HALF_EMPTY))
-    stated["options"] = tuple(stated.get("options", ()))
-    return Claim(policy, traffic=traffic, calm=calm, **stated)
+def stated(policy: str, table: dict[str, Any]) -> Claim:
+    """The claim that a table of the catalogue states."""
+    read, flows = TypeAdapter(tuple[Flow, ...]).validate_python, table.pop("flows")
+    arrivals = table.pop("arrivals", "poisson")
+    traffic = Traffic(read(flows), table.pop("load"), arrivals)
+    calm = Traffic(read(table.pop("calm_flows", flows)), table.pop("calm_load", HALF_EMPTY))
+    table["options"] = tuple(table.get("options", ()))
+    return Claim(policy, traffic=traffic, calm=calm, **table)
 
 
-CLAIMS = {name: _claim(name, of) for name, of in tomllib.loads(_FILE.read_text()).items()}
+CLAIMS = {name: stated(name, of) for name, of in tomllib.loads(_FILE.read_text()).items()}

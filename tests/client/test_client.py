@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,26 @@ def test_one_prompt_prints_its_completion_from_the_server_that_ip_and_port_name(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "hi a a a a\n"
+
+
+def test_the_python_of_the_page_on_measuring_runs(
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs" / "measuring.md").read_text().replace("requests=200", "requests=20")
+    pictures, tagged, per_user = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(pictures.replace("results/", f"{ROOT}/results/"), {})
+    assert len([*tmp_path.glob("figure*.svg")]) >= 3
+    exec(tagged, {})
+    assert main(["--workload", "tagged.jsonl", "--target", target.url, "--out", "kept"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["per_user.py", "kept"])
+    exec(per_user, {})
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["batch", "chat", "largest service gap"]
 
 
 def test_samples_are_sent_and_the_servers_stats_are_printed(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from client.claims.__main__ import main
-from client.claims.catalogue import CLAIMS, Claim
+from client.claims.catalogue import CLAIMS, Claim, stated
 from client.claims.figures import METRICS
 from client.claims.play import BLOCK, Played, play
 from client.claims.report import as_text, ratio, recorded, smallest, summary, write
 from client.claims.verdict import MOST_FALSE, SEEN, TOO_CLOSE
 from client.load.servers.processes import System
-from client.workloads.traffic import Flow, Traffic
+from client.workloads.traffic import Flow, Speed, Traffic, open_loop
 from tests.client.conftest import command
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +89,22 @@ def test_a_policy_is_put_to_each_claim_that_is_named(
 
 def test_every_claim_names_a_metric_that_exists() -> None:
     assert {claim.metric for claim in CLAIMS.values()} <= METRICS.keys()
+
+
+def test_the_page_on_policies_shows_a_claim_with_every_key_and_names_every_metric() -> None:
+    page = (ROOT / "docs" / "write-a-policy.md").read_text()
+    (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    given = tomllib.loads(table)["mine"]
+    assert {*given} | {"policy"} == {f.name for f in fields(Claim)} - {"traffic", "calm"} | {
+        "flows", "load", "arrivals", "calm_flows", "calm_load",
+    }  # fmt: skip
+    assert {key for flow in given["flows"] for key in flow} == {f.name for f in fields(Flow)}
+    claim = stated("mine", given)
+    assert claim.metric in METRICS
+    for traffic in (claim.traffic, claim.calm):
+        assert len(open_loop(traffic, Speed(20, 0.3, 0.01), 50, 0).requests) > 40
+    metrics = page[page.index("`metric` is one of") : page.index("is the\nplace for another")]
+    assert {*re.findall(r"`(\w+)`", metrics)} == {"metric", "user", *METRICS}
 
 
 def test_the_page_states_what_was_recorded_of_every_claim() -> None:
