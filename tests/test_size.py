@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 8544,
     "benchmarks": 6362,
-    "client": 8292,
+    "client": 8293,
     "deferred": 3103,
     "kernels": 1271,
     "learn": 1199,
@@ -30,7 +30,7 @@ LINES = {
     "router": 5131,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 30906,
+    "tests": 30946,
     "text": 1937,
     "others": 7387,
 }
