@@ -53,9 +53,8 @@ def drawn(title: str, *panels: Panel) -> Picture:
     width = _WIDTH * len(panels)
     with mpl.rc_context(STYLE):
         figure = Canvas((width, _HEIGHT))
-        for k, panel in enumerate(
-            panels
-        ):  # a layout that looks for its margins takes twice as long
+        # a layout that looks for its margins takes twice as long
+        for k, panel in enumerate(panels):
             left, within = (k * _WIDTH + _LEFT) / width, (_WIDTH - _LEFT - 0.1) / width
             panel(figure.add_axes((left, 0.55 / _HEIGHT, within, 1 - 0.9 / _HEIGHT)))
         file = io.StringIO()

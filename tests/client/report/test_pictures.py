@@ -1,4 +1,4 @@
-"""Pictures can be read: labels of an axis do not run into each other."""
+"""Pictures can be read, and are the same for the same figures."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def test_labels_in_seconds_side_by_side_do_not_overlap(low_s: float, high_s: flo
         assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
     drawn("", panel, panel)
+
+
+def test_the_same_figures_make_the_same_file() -> None:
+    def panel(axes: Axes) -> None:
+        axes.plot([1, 2], [0, 1], label="a system")
+        axes.legend()
+
+    first, again = (drawn("a title", panel).svg for _ in range(2))
+    assert first == again
+    assert first.startswith("<svg")
