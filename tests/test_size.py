@@ -21,7 +21,7 @@ LONG_LINES = 60  # a function above is two
 LINES = {
     "api": 8544,
     "benchmarks": 6362,
-    "client": 8293,
+    "client": 8292,
     "deferred": 3103,
     "kernels": 1271,
     "learn": 1199,
@@ -30,12 +30,12 @@ LINES = {
     "router": 5131,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 30946,
+    "tests": 30956,
     "text": 1937,
     "others": 7387,
 }
 PRODUCT_LINES = 39667  # all but tests, benchmarks, client and learn
-SHORT_FILES = 35
+SHORT_FILES = 34
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
