@@ -34,6 +34,8 @@ BatchStatus = Literal[
     "cancelling",  # running lines may finish; then the files are written, then `cancelled`
     "cancelled",
 ]
+OPEN_STATUSES: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+ENDED: tuple[BatchStatus, ...] = ("completed", "expired", "cancelled", "failed")
 ItemState = Literal["pending", "running", "completed", "failed", "expired", "cancelled"]
 Unrun = Literal["expired", "cancelled"]  # why an item was never (fully) executed
 Order = Literal["asc", "desc"]

@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, Field
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import MultiPartParser
 
 from api.http.body import of_schema
 from api.http.errors import RETRY_AFTER_S, ApiError, show
@@ -26,18 +29,21 @@ from api.jobs.pages import (
     query_limit,
     same_fields,
 )
-from api.jobs.uploads import Upload, read_upload
 from api.openai.errors import openai_errors
 from api.openapi import BODY, STORED, Answer, limit, respond
 from api.service import Service
 from deferred.entities import File
 from deferred.jobs import Jobs
 from deferred.lines import MOST_FILE_BYTES
+from deferred.store.files import Files, FileWriter
+from serving.config import Config
 
 PURPOSE = "batch"
 MOST_LISTED = 10_000
 MOST_AT_ONCE = 16  # uploads, and as many downloads; each holds a thread while its client is slow
 FORM_BYTES = 64 * 1024  # of a form besides its file
+MOST_FIELD_BYTES = 256 * 1024  # of what the parser of a form holds in memory
+MOST_PARTS = 16
 FORM = {
     "type": "object",
     "properties": {
@@ -82,7 +88,6 @@ class DeletedFile(Answer):
 def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     blueprint = Blueprint("files", __name__, url_prefix="/v1/files")
     uploads, downloads = (threading.BoundedSemaphore(MOST_AT_ONCE) for _ in range(2))
-    retention_s = service.config.file_retention_days * DAY_S
 
     @blueprint.post("")
     @openai_errors(*STORED, 429, *BODY, form=FORM, whole=StoredFile)
@@ -106,18 +111,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
             )
         request.max_content_length = most_bytes
         with _place(uploads, "uploads"):
-            upload = read_upload(request.stream, boundary.encode())
-            now_s = time.time()
-            file = store.files.create(
-                g.owner,
-                PURPOSE,
-                upload.filename.replace("\0", "") or "file",
-                _checked(upload),
-                now_s,
-                max_bytes=MOST_FILE_BYTES,
-                quota_bytes=service.config.max_stored_bytes,
-                expires_at=lambda: now_s + _read_form(upload.fields).kept_s(retention_s),
-            )
+            file = _stored(store.files, boundary.encode(), service.config)
         return respond(file_shape(file))
 
     @blueprint.get("")
@@ -191,13 +185,49 @@ def file_shape(file: File) -> StoredFile:
     return StoredFile(bytes=file.size_bytes, **same_fields(StoredFile, file))
 
 
-def _checked(upload: Upload) -> Iterator[bytes]:
-    """The content; fields may follow it, as OpenAI's clients send them in the order of the call. An
-    error raised here leaves nothing in the store."""
-    if (purpose := upload.fields.get("purpose")) is not None:
-        of_schema({"purpose": purpose}, FileForm)
-    yield from upload.content
-    _read_form(upload.fields)
+def _stored(files: Files, boundary: bytes, config: Config) -> File:
+    """The file of the form that the present request sends, in the database as it comes. The other
+    fields may follow it, as OpenAI's clients send them in the order of the call. Raises ApiError;
+    nothing is left of a file that is refused, or whose form is cut off."""
+    now_s, writers = time.time(), list[FileWriter]()
+
+    def begin(
+        total_content_length: int | None,
+        content_type: str | None,
+        filename: str | None,
+        content_length: int | None = None,
+    ) -> Any:
+        """For werkzeug's parser, which writes to it, and returns to its beginning."""
+        if writers:
+            raise ApiError(400, "the form has more than one file", param="file")
+        name = (filename or "").replace("\0", "") or "file"
+        limits = {"max_bytes": MOST_FILE_BYTES, "quota_bytes": config.max_stored_bytes}
+        writers.append(files.begin(g.owner, PURPOSE, name, now_s, **limits))
+        return SimpleNamespace(write=writers[0].write, seek=id)
+
+    parser = MultiPartParser(begin, MOST_FIELD_BYTES, max_form_parts=MOST_PARTS)
+    try:
+        fields, parts = parser.parse(request.stream, boundary, None)
+        if "file" not in parts:
+            raise ApiError(
+                400,
+                "the form has no file; it needs a part named 'file' with a file name",
+                param="file",
+            )
+        kept_s = _read_form(fields).kept_s(config.file_retention_days * DAY_S)
+        return writers[0].end(now_s, now_s + kept_s)
+    except BaseException as error:
+        for writer in writers:
+            writer.give_up()
+        if isinstance(error, RequestEntityTooLarge):
+            raise ApiError(
+                400,
+                f"the form has more than {MOST_PARTS} parts, or fields or headers of a part that "
+                "are too long",
+            ) from None
+        if isinstance(error, ValueError | AttributeError):  # of a form cut off or malformed
+            raise ApiError(400, f"the body is not a complete multipart form: {error}") from None
+        raise
 
 
 def _read_form(fields: Mapping[str, str]) -> FileForm:

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
 from deferred.entities import (
+    OPEN_STATUSES,
     Batch,
     BatchItem,
     BatchProgress,
@@ -31,12 +32,10 @@ from deferred.entities import (
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
 from deferred.store.files import Files
-from deferred.store.history import SUMS, remove_batches, remove_some_items
 from deferred.store.items import Items
 from deferred.store.migrations import migrate
-from deferred.store.quota import OPEN_STATUSES
 from deferred.store.responses import Responses
-from deferred.store.transitions import give_back
+from deferred.store.transitions import SUMS, give_back, remove_batches, remove_some_items
 
 SWEEP_FILES = 8  # per call
 SWEEP_COMMITS = 8  # for items, batches and responses together, per call

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Row, and_, delete, func, or_, select
@@ -34,7 +35,7 @@ from deferred.errors import (
     NotFoundError,
     StatusConflictError,
 )
-from deferred.store.database import Database
+from deferred.store.database import Database, find_owned, page_of
 from deferred.store.files import (
     CHUNKS_A_COMMIT,
     FileWriter,
@@ -42,12 +43,12 @@ from deferred.store.files import (
     new_file_id,
     read_chunks,
     remove_chunks,
+    require_quota,
 )
-from deferred.store.history import ITEMS_A_COMMIT, end_batch
-from deferred.store.quota import require_quota
 from deferred.store.transitions import (
     CANCELLING_S,
     LEASE_S,
+    end_batch,
     end_items,
     lock_batches,
     lock_leased,
@@ -119,17 +120,13 @@ class Batches:
     def get(self, owner: str, batch_id: str) -> Batch:
         """Raises NotFoundError."""
         with self._database.read() as session:
-            return _find(session, owner, batch_id)
+            return find_owned(session, Batch, owner, batch_id)
 
     def list(self, owner: str, *, after: str | None = None, limit: int = 20) -> Page[Batch]:
         """Newest first. Raises NotFoundError if `after` is not a batch of this owner."""
-        query = select(Batch).where(Batch.owner == owner)
         with self._database.read() as session:
-            if after is not None:
-                query = query.where(Batch.number < _find(session, owner, after).number)
-            query = query.order_by(Batch.number.desc()).limit(limit + 1)
-            found = session.scalars(query).all()
-        return Page(tuple(found[:limit]), len(found) > limit)
+            last = None if after is None else find_owned(session, Batch, owner, after).number
+            return page_of(session, Batch, owner, last=last, limit=limit)
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> Batch:
         """Sets the batch to `cancelling` and cancels its pending items. `items.withdraw` cancels
@@ -138,7 +135,7 @@ class Batches:
         Raises NotFoundError, and StatusConflictError if the batch is finalizing or has ended.
         """
         with self._database.write(durable=True) as session:
-            batch = _find(session, owner, batch_id, lock=True)
+            batch = find_owned(session, Batch, owner, batch_id, lock=True)
             if batch.status == "cancelling":
                 return batch
             if batch.status not in ("validating", "in_progress"):
@@ -171,7 +168,7 @@ class Batches:
         if batch is None:
             return None
         try:
-            self._remove_added(batch.id, worker, rest)
+            self.give_up(batch.id, worker, rest)
         except LeaseLostError:
             return None
         return batch
@@ -199,16 +196,6 @@ class Batches:
                 if batch.status == "in_progress":
                     batch.status, batch.finalizing_at = "finalizing", now_s
             return batch
-
-    def _remove_added(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
-        """Removes the items that a validation added. Raises LeaseLostError."""
-        while True:
-            with self._database.write(durable=False) as session:
-                number = lock_leased(session, batch_id, worker, ["validating"]).number
-                removed = remove_items(session, number, ITEMS_A_COMMIT)
-            if removed < ITEMS_A_COMMIT:
-                return
-            rest()
 
     def input(self, batch: Batch) -> Iterator[bytes]:
         """The bytes of the input file in pieces of at most 1 MiB, even if it was deleted or expired
@@ -293,24 +280,28 @@ class Batches:
 
         Raises LeaseLostError.
         """
-        self._remove_written(batch_id, worker, rest)
-        with self._database.write(durable=False) as session:
+
+        @contextmanager
+        def leased(durable: bool) -> Iterator[Session]:
+            with self._database.write(durable=durable) as session:
+                lock_leased(session, batch_id, worker, WRITTEN)
+                yield session
+
+        self.give_up(batch_id, worker, rest)
+        with leased(False) as session:
             batch = lock_leased(session, batch_id, worker, WRITTEN)
-            output, error = (
-                FileWriter(session, id, batch.owner, "batch_output", name, now_s)
-                for id, name in (
-                    (batch.planned_output_id, f"{batch_id}_output.jsonl"),
-                    (batch.planned_error_id, f"{batch_id}_error.jsonl"),
-                )
+        output, error = (
+            FileWriter(leased, id, batch.owner, "batch_output", f"{batch_id}_{kind}.jsonl", now_s)
+            for id, kind in (
+                (batch.planned_output_id, "output"),
+                (batch.planned_error_id, "error"),
             )
+        )
         for line, custom_id, state, text in self._ended(batch, rest):
             if state in ("expired", "cancelled"):
                 text = unrun_text(batch_id, line, custom_id, state)
             writer = output if state == "completed" else error
-            if writer.add(text + b"\n"):
-                with self._database.write(durable=False) as session:
-                    lock_leased(session, batch_id, worker, WRITTEN)
-                    writer.flush(session)
+            if writer.write(text + b"\n"):
                 rest()
         with self._database.write(durable=True) as session:
             batch = lock_leased(session, batch_id, worker, WRITTEN)
@@ -350,33 +341,22 @@ class Batches:
             line = items[-1].line
             rest()
 
-    def _remove_written(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
-        """Removes what an interrupted finalisation wrote. Raises LeaseLostError."""
-        while True:
-            with self._database.write(durable=False) as session:
-                batch = lock_leased(session, batch_id, worker, WRITTEN)
-                ids = (batch.planned_output_id, batch.planned_error_id)
-                left = session.scalars(select(File.number).where(File.id.in_(ids))).first()
-                if left is None:
-                    return
-                remove_chunks(session, left, CHUNKS_A_COMMIT)
-            rest()
-
     def give_up(self, batch_id: str, worker: str, rest: Callable[[], None] = lambda: None) -> None:
         """Removes what an interrupted validation or finalisation wrote. `worker` keeps its lease.
         `rest` is called between transactions. Raises LeaseLostError."""
-        with self._database.read() as session:
-            status = session.scalars(select(Batch.status).where(Batch.id == batch_id)).first()
-        remove = self._remove_added if status == "validating" else self._remove_written
-        remove(batch_id, worker, rest)
-
-
-def _find(session: Session, owner: str, batch_id: str, *, lock: bool = False) -> Batch:
-    query = select(Batch).where(Batch.id == batch_id, Batch.owner == owner)
-    batch = session.scalars(query.with_for_update() if lock else query).one_or_none()
-    if batch is None:
-        raise NotFoundError(f"there is no batch {batch_id}")
-    return batch
+        while True:
+            with self._database.write(durable=False) as session:
+                batch = lock_leased(session, batch_id, worker, ["validating", *WRITTEN])
+                if batch.status == "validating":
+                    if remove_items(session, batch.number) == 0:
+                        return
+                else:
+                    ids = (batch.planned_output_id, batch.planned_error_id)
+                    left = session.scalars(select(File.number).where(File.id.in_(ids))).first()
+                    if left is None:
+                        return
+                    remove_chunks(session, left, CHUNKS_A_COMMIT)
+            rest()
 
 
 def _earlier(session: Session, owner: str, key: str | None, spec: NewBatch) -> Batch | None:

@@ -23,9 +23,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from sqlalchemy import Connection, CursorResult, Delete, Engine, Update, create_engine, event
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Delete,
+    Engine,
+    Update,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import (
@@ -38,11 +48,13 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session, sessionmaker
 
-from deferred.entities import Base
-from deferred.errors import StoreInUseError, StoreUnavailableError
+from deferred.entities import Base, Batch, File, Order, Page, StoredResponse
+from deferred.errors import NotFoundError, StoreInUseError, StoreUnavailableError
 
 WAIT_S = 10  # for a lock, a connection, or a silent server
 POSTGRESQL_SETTINGS = f"-c statement_timeout={6 * WAIT_S}s -c lock_timeout={WAIT_S}s"
+NAMES: dict[type[Base], str] = {File: "file", Batch: "batch", StoredResponse: "response"}
+Owned = TypeVar("Owned", File, Batch, StoredResponse)
 OURS_TO_FIX = (IntegrityError, ProgrammingError, DataError, NotSupportedError)
 
 
@@ -103,6 +115,40 @@ def changed(session: Session, statement: Update | Delete) -> int:
     result = session.execute(statement)
     assert isinstance(result, CursorResult)
     return result.rowcount
+
+
+def find_owned(
+    session: Session,
+    kind: type[Owned],
+    owner: str,
+    id: str,
+    *further: ColumnElement[bool],
+    lock: bool = False,
+) -> Owned:
+    """Raises NotFoundError. `lock`: the row's, until the transaction ends."""
+    query = select(kind).where(kind.id == id, kind.owner == owner, *further)
+    found = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    if found is None:
+        raise NotFoundError(f"there is no {NAMES[kind]} {id}")
+    return found
+
+
+def page_of(
+    session: Session,
+    kind: type[Owned],
+    owner: str,
+    *further: ColumnElement[bool],
+    last: int | None,
+    limit: int,
+    order: Order = "desc",
+) -> Page[Owned]:
+    """What follows the row with the number `last`, in the order of creation."""
+    query = select(kind).where(kind.owner == owner, *further)
+    if last is not None:
+        query = query.where(kind.number > last if order == "asc" else kind.number < last)
+    query = query.order_by(kind.number.asc() if order == "asc" else kind.number.desc())
+    found = session.scalars(query.limit(limit + 1)).all()
+    return Page(tuple(found[:limit]), len(found) > limit)
 
 
 @contextmanager

@@ -1,38 +1,47 @@
 """Files, as their owners see them, and their bytes, written and read as streams. The database holds
-those in rows of 1 MiB, so servers that share the database need no shared disk."""
+those in rows of 1 MiB, so servers that share the database need no shared disk. What an owner stores
+in all is limited."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
-from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from deferred.entities import Batch, File, FileChunk, Order, Page
-from deferred.errors import FileTooLargeError, NotFoundError, StoreUnavailableError
-from deferred.store.database import Database
-from deferred.store.quota import require_quota
+from deferred.entities import OPEN_STATUSES, Batch, File, FileChunk, Order, Page, StoredResponse
+from deferred.errors import (
+    FileTooLargeError,
+    NotFoundError,
+    QuotaExceededError,
+    StoreUnavailableError,
+)
+from deferred.store.database import Database, find_owned, page_of
 
 CHUNK_BYTES = 2**20
 ABANDONED_S = 24 * 3600  # an upload or a finalisation that is unfinished for so long never ends
 CHUNKS_A_COMMIT = 16  # removed by a sweep
 
+Transaction = Callable[[bool], AbstractContextManager[Session]]  # durable or not
+
 
 class FileWriter:
-    """A file that is being written: first a row in `uploading`, then chunks, then the end. Methods
-    with a `session` run in the caller's transaction."""
+    """A file that is being written: first a row in `uploading`, then chunks, then the end, each in
+    a transaction of its own. At most 2 MiB besides the current piece are in memory."""
 
     def __init__(
         self,
-        session: Session,
+        transaction: Transaction,
         file_id: str,
         owner: str,
         purpose: str,
         filename: str,
         now_s: float,
+        max_bytes: int | None = None,
     ) -> None:
         added = insert(File).values(
             id=file_id,
@@ -44,32 +53,41 @@ class FileWriter:
             sha256="",
             created_at=now_s,
         )
-        self.number = session.scalars(added.returning(File.number)).one()
+        with transaction(False) as session:
+            self.number = session.scalars(added.returning(File.number)).one()
         self.size_bytes = 0
+        self._transaction = transaction
+        self._max_bytes = max_bytes
         self._sha256 = hashlib.sha256()
         self._rest = bytearray()
         self._seq = 0
 
-    def add(self, piece: bytes) -> bool:
-        """Buffers a piece. Returns True if `flush` is due."""
-        self._sha256.update(piece)
+    def write(self, piece: bytes) -> bool:
+        """Whether that took a transaction. Raises FileTooLargeError, QuotaExceededError."""
         self.size_bytes += len(piece)
+        if self._max_bytes is not None and self.size_bytes > self._max_bytes:
+            raise FileTooLargeError(f"the file has more than {self._max_bytes} bytes")
+        self._sha256.update(piece)
         self._rest += piece
-        return len(self._rest) >= CHUNK_BYTES
+        if len(self._rest) < CHUNK_BYTES:
+            return False
+        with self._transaction(False) as session:
+            while len(self._rest) >= CHUNK_BYTES:
+                self._store(session)
+            session.execute(
+                update(File)
+                .where(File.number == self.number)
+                .values(size_bytes=self._seq * CHUNK_BYTES)
+            )
+        return True
 
-    def flush(self, session: Session) -> None:
-        """Stores the full chunks."""
-        while len(self._rest) >= CHUNK_BYTES:
-            self._store(session)
-        session.execute(
-            update(File)
-            .where(File.number == self.number)
-            .values(size_bytes=self._seq * CHUNK_BYTES)
-        )
+    def end(self, now_s: float, expires_at: float | None = None) -> File:
+        """As `finish`, in a transaction. Raises QuotaExceededError."""
+        with self._transaction(True) as session:
+            return self.finish(session, now_s, expires_at)
 
     def finish(self, session: Session, now_s: float, expires_at: float | None) -> File:
         """Stores the rest and makes the file visible, with `now_s` as its time of creation."""
-        self.flush(session)
         if self._rest:
             self._store(session)
         file = session.scalars(
@@ -88,6 +106,12 @@ class FileWriter:
             raise StoreUnavailableError("the upload took too long and was removed; send it again")
         return file
 
+    def give_up(self) -> None:
+        """Marks the file for the next sweep, which need not wait for ABANDONED_S."""
+        gone = update(File).where(File.number == self.number, File.state == "uploading")
+        with contextlib.suppress(StoreUnavailableError), self._transaction(False) as session:
+            session.execute(gone.values(state="deleted"))
+
     def _store(self, session: Session) -> None:
         data = bytes(self._rest[:CHUNK_BYTES])
         session.execute(insert(FileChunk).values(file=self.number, seq=self._seq, data=data))
@@ -102,58 +126,29 @@ class Files:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(
+    def begin(
         self,
         owner: str,
         purpose: str,
         filename: str,
-        content: Iterable[bytes],
         now_s: float,
         *,
         max_bytes: int | None = None,
         quota_bytes: int | None = None,
-        expires_at: Callable[[], float] | None = None,
-    ) -> File:
-        """Stores `content` as it comes, in pieces of any size. At most 2 MiB besides the current
-        piece are in memory. `expires_at` is called at its end.
+    ) -> FileWriter:
+        """Then `write` its pieces, of any size, and `end` it, or `give_up`.
 
-        Exceptions of both pass through. A sweep removes what was stored by then.
-
-        Raises:
-            FileTooLargeError: more than `max_bytes`.
-            QuotaExceededError: the owner would store more than `quota_bytes`.
+        Raises QuotaExceededError if the owner would store more than `quota_bytes`, as the writer
+        does.
         """
-        with self._database.write(durable=False) as session:
-            require_quota(session, owner, quota_bytes)
-            writer = FileWriter(session, new_file_id(), owner, purpose, filename, now_s)
-        try:
-            for piece in content:
-                if max_bytes is not None and writer.size_bytes + len(piece) > max_bytes:
-                    raise FileTooLargeError(f"the file has more than {max_bytes} bytes")
-                if writer.add(piece):
-                    with self._database.write(durable=False) as session:
-                        writer.flush(session)
-                        require_quota(session, owner, quota_bytes)
-            expiry = None if expires_at is None else expires_at()
-            with self._database.write(durable=True) as session:
-                file = writer.finish(session, now_s, expiry)
-                require_quota(session, owner, quota_bytes)
-                return file
-        except BaseException:
-            self._give_up(writer)
-            raise
 
-    def _give_up(self, writer: FileWriter) -> None:
-        """Marks the file for the next sweep, which need not wait for ABANDONED_S."""
-        with (
-            contextlib.suppress(StoreUnavailableError),
-            self._database.write(durable=False) as session,
-        ):
-            session.execute(
-                update(File)
-                .where(File.number == writer.number, File.state == "uploading")
-                .values(state="deleted")
-            )
+        @contextlib.contextmanager
+        def within_quota(durable: bool) -> Iterator[Session]:
+            with self._database.write(durable=durable) as session:
+                yield session
+                require_quota(session, owner, quota_bytes)
+
+        return FileWriter(within_quota, new_file_id(), owner, purpose, filename, now_s, max_bytes)
 
     def get(self, owner: str, file_id: str, now_s: float) -> File:
         """Raises NotFoundError."""
@@ -171,17 +166,11 @@ class Files:
         order: Order = "desc",
     ) -> Page[File]:
         """In the order of creation. Raises NotFoundError if `after` is not a file of this owner."""
-        rising = order == "asc"
-        query = select(File).where(File.owner == owner, _visible(now_s))
-        if purpose is not None:
-            query = query.where(File.purpose == purpose)
+        of_purpose = [] if purpose is None else [File.purpose == purpose]
         with self._database.read() as session:
-            if after is not None:
-                last = find_file(session, owner, after, now_s).number
-                query = query.where(File.number > last if rising else File.number < last)
-            query = query.order_by(File.number.asc() if rising else File.number.desc())
-            found = session.scalars(query.limit(limit + 1)).all()
-        return Page(tuple(found[:limit]), len(found) > limit)
+            last = None if after is None else find_file(session, owner, after, now_s).number
+            which = _visible(now_s), *of_purpose
+            return page_of(session, File, owner, *which, last=last, limit=limit, order=order)
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
         """Makes the file invisible; a sweep removes its bytes. Batches that were created from it
@@ -240,11 +229,7 @@ def find_file(
     session: Session, owner: str, file_id: str, now_s: float, *, lock: bool = False
 ) -> File:
     """Raises NotFoundError. `lock`: no sweep removes it before the transaction ends."""
-    query = select(File).where(File.id == file_id, File.owner == owner, _visible(now_s))
-    file = session.scalars(query.with_for_update() if lock else query).one_or_none()
-    if file is None:
-        raise NotFoundError(f"there is no file {file_id}")
-    return file
+    return find_owned(session, File, owner, file_id, _visible(now_s), lock=lock)
 
 
 def _visible(now_s: float) -> ColumnElement[bool]:
@@ -272,3 +257,33 @@ def remove_chunks(session: Session, number: int, limit: int) -> bool:
     if len(seqs) < limit:
         session.execute(delete(File).where(File.number == number))
     return len(seqs) == limit
+
+
+def stored_bytes(session: Session, owner: str) -> int:
+    """The size of the owner's files, including uploads and excluding deleted files, of the lines
+    and results of batches that have not ended, and of responses."""
+    sums = (
+        (File.size_bytes, File.owner, File.state.in_(["uploading", "ready"])),
+        (Batch.stored_bytes, Batch.owner, Batch.status.in_(OPEN_STATUSES)),
+        (StoredResponse.size_bytes, StoredResponse.owner),
+    )
+    queries = (
+        select(func.coalesce(func.sum(size), 0)).where(whose == owner, *which)
+        for size, whose, *which in sums
+    )
+    return sum(int(session.execute(query).scalar_one()) for query in queries)
+
+
+def require_quota(
+    session: Session, owner: str, most_bytes: int | None, further_bytes: int = 0
+) -> None:
+    """Call it after a change, in the same transaction, or before one that stores further bytes.
+    Raises QuotaExceededError."""
+    if most_bytes is None:
+        return
+    stored = stored_bytes(session, owner) + further_bytes
+    if stored > most_bytes:
+        raise QuotaExceededError(
+            f"files, batches and responses would take {stored} bytes, at most {most_bytes} are "
+            "allowed (--max-stored-bytes): delete some, or wait until batches have ended"
+        )

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError
-from deferred.store.database import Database, changed
-from deferred.store.quota import require_quota
+from deferred.store.database import Database, changed, find_owned
+from deferred.store.files import require_quota
 
 RESPONSES_A_COMMIT = 500  # removed
 
@@ -109,16 +109,8 @@ class Responses:
 
 
 def _find(session: Session, owner: str, response_id: str, now_s: float) -> StoredResponse:
-    response = session.scalars(
-        select(StoredResponse).where(
-            StoredResponse.id == response_id,
-            StoredResponse.owner == owner,
-            StoredResponse.expires_at > now_s,
-        )
-    ).one_or_none()
-    if response is None:
-        raise NotFoundError(f"there is no response {response_id}")
-    return response
+    alive = StoredResponse.expires_at > now_s
+    return find_owned(session, StoredResponse, owner, response_id, alive)
 
 
 def _chain(newest: int) -> CTE:

@@ -15,6 +15,7 @@ from deferred.entities import (
     Base,
     Batch,
     BatchUsage,
+    File,
     Item,
     LineResult,
     NewBatch,
@@ -40,8 +41,26 @@ def new_items(count: int) -> list[NewItem]:
     return [NewItem(n, f"id-{n}", b'{"prompt":"%d"}' % n) for n in range(1, count + 1)]
 
 
+def write(
+    store: JobStore,
+    content: Iterable[bytes],
+    owner: str = OWNER,
+    name: str = "in.jsonl",
+    expires_at: float | None = None,
+    **limits: Any,
+) -> File:
+    writer = store.files.begin(owner, "batch", name, NOW_S, **limits)
+    try:
+        for piece in content:
+            writer.write(piece)
+        return writer.end(NOW_S, expires_at)
+    except BaseException:
+        writer.give_up()
+        raise
+
+
 def upload(store: JobStore, content: Iterable[bytes] = (b"a\n",), owner: str = OWNER) -> str:
-    return store.files.create(owner, "batch", "in.jsonl", content, NOW_S).id
+    return write(store, content, owner).id
 
 
 def create(

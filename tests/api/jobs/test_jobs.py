@@ -13,8 +13,7 @@ from flask.testing import FlaskClient
 from openai.types.responses import Response
 from werkzeug.test import TestResponse
 
-from api.jobs import uploads
-from api.jobs.files import MOST_AT_ONCE
+from api.jobs.files import MOST_AT_ONCE, MOST_PARTS
 from deferred.lines import MOST_FILE_BYTES
 from serving.config import Config
 from tests.api.conftest import TWO, held_at, serving
@@ -103,7 +102,7 @@ def test_a_file_expires_when_its_client_or_else_the_operator_chose(store: FlaskC
         b"",
         PURPOSE + part("file", b"cut off", "f")[:-4],
         part("purpose", b"b" * 2000) + END,
-        b"".join(part(f"field{i}", b"") for i in range(uploads.MOST_PARTS + 1)) + END,
+        b"".join(part(f"field{i}", b"") for i in range(MOST_PARTS + 1)) + END,
         PURPOSE + part("other", b"", "f") + END,
         part("file", b"1", "f") + part("file", b"2", "g") + PURPOSE + END,
         part("file", b"1", "f") + part("purpose", b"fine-tune") + END,

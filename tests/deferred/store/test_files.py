@@ -10,10 +10,19 @@ import pytest
 from deferred.entities import File, FileChunk, LineResult, NewBatch
 from deferred.errors import FileTooLargeError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
-from deferred.store.files import ABANDONED_S, CHUNK_BYTES
-from deferred.store.quota import stored_bytes
+from deferred.store.files import ABANDONED_S, CHUNK_BYTES, stored_bytes
 from tests.deferred import jobs
-from tests.deferred.jobs import EXPIRES_S, MODEL, NOW_S, OWNER, WORKER, create, rows_of, shown
+from tests.deferred.jobs import (
+    EXPIRES_S,
+    MODEL,
+    NOW_S,
+    OWNER,
+    WORKER,
+    create,
+    rows_of,
+    shown,
+    write,
+)
 
 QUOTA = 2 * CHUNK_BYTES
 NAME = "a\0b \U0001f600 é"  # holds what a database cannot
@@ -21,7 +30,7 @@ NAME = "a\0b \U0001f600 é"  # holds what a database cannot
 
 def upload(store: JobStore, size: int = 1, owner: str = OWNER, **options) -> File:
     pieces = [b"x" * min(1000, size - start) for start in range(0, size, 1000)]
-    return store.files.create(owner, "batch", "x", pieces, NOW_S, **options)
+    return write(store, pieces, owner, **options)
 
 
 def require_gone(store: JobStore, file: File, now_s: float = NOW_S) -> None:
@@ -35,7 +44,7 @@ def test_a_file_comes_back_as_it_was_sent_whatever_its_pieces(store: JobStore, s
     data = random.Random(size).randbytes(size)
     cuts = sorted(random.Random(1).choices(range(size + 1), k=4))
     pieces = [data[a:b] for a, b in itertools.pairwise([0, *cuts, size])]
-    file = store.files.create(OWNER, "batch", NAME, pieces, NOW_S, expires_at=lambda: NOW_S + 5)
+    file = write(store, pieces, name=NAME, expires_at=NOW_S + 5)
     assert shown(store.files.get(OWNER, file.id, NOW_S)) == shown(file)
     sha256 = hashlib.sha256(data).hexdigest()
     assert (file.owner, file.purpose, file.filename) == (OWNER, "batch", NAME)
@@ -69,11 +78,11 @@ def test_an_upload_that_breaks_off_or_never_ends_is_not_seen_and_swept(store: Jo
         yield b"x"
 
     with pytest.raises(ConnectionResetError):
-        store.files.create(OWNER, "batch", "x", broken(), NOW_S)
+        write(store, broken())
     assert rows_of(store, FileChunk) > 0
     assert store.sweep(NOW_S, 0.0).files == 1
     with pytest.raises(Exception, match="removed"):
-        store.files.create(OWNER, "batch", "x", endless(), NOW_S)
+        write(store, endless())
     assert rows_of(store, FileChunk) == 0
     assert store.files.list(OWNER, NOW_S).data == ()
 
@@ -81,7 +90,7 @@ def test_an_upload_that_breaks_off_or_never_ends_is_not_seen_and_swept(store: Jo
 def test_a_deleted_or_expired_file_is_gone_at_once_and_its_bytes_after_a_sweep(
     store: JobStore,
 ) -> None:
-    file, kept = upload(store, CHUNK_BYTES * 20), upload(store, expires_at=lambda: NOW_S + 1)
+    file, kept = upload(store, CHUNK_BYTES * 20), upload(store, expires_at=NOW_S + 1)
     content = store.files.content(OWNER, file.id, NOW_S)
     next(content)
     store.files.delete(OWNER, file.id, NOW_S)
@@ -133,7 +142,7 @@ def test_an_upload_beyond_the_quota_is_refused_while_it_comes(store: JobStore) -
 
     for content in (endless(), together()):
         with pytest.raises(QuotaExceededError, match=rf"at most {QUOTA} .*--max-stored-bytes"):
-            store.files.create(OWNER, "batch", "x", content, NOW_S, quota_bytes=QUOTA)
+            write(store, content, quota_bytes=QUOTA)
     assert taken < QUOTA + 2 * CHUNK_BYTES
     (other,) = store.files.list(OWNER, NOW_S).data
     assert stored(store) == other.size_bytes == CHUNK_BYTES // 2

@@ -98,9 +98,6 @@ def test_each_release_changes_a_database_that_is_there_once_and_wholly(
     store.close()
     with connected(store_url) as connection:
         assert differences(connection) == []
-        connection.execute(text("DROP TABLE responses"))  # which the first release had not
-        assert differences(connection) != []
-        connection.execute(text("UPDATE alembic_version SET version_num = '1'"))
     store = open_store(store_url)
     assert shown(store.batches.get(OWNER, batch.id)) == shown(batch)
     store.close()

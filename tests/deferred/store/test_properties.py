@@ -45,8 +45,7 @@ CANCELLING_S = LEASE_S / 2
 LEAST = {
     "batches.CANCELLING_S": CANCELLING_S,
     "items.ITEMS_A_COMMIT": 2,
-    "batches.ITEMS_A_COMMIT": 2,
-    "history.ITEMS_A_COMMIT": 2,
+    "transitions.ITEMS_A_COMMIT": 2,
     "batches.LINES_A_READ": 2,
     "batches.CHUNKS_A_COMMIT": 1,
     "files.CHUNK_BYTES": 99,

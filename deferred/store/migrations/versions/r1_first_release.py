@@ -1,6 +1,6 @@
 """The tables of the first release. `migrate` creates them, so this revision does nothing."""
 
-revision = "1"
+revision = "2"  # of the databases that development versions made
 down_revision = None
 
 
