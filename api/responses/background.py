@@ -100,7 +100,7 @@ class _Calling(threading.Event):
 
 
 def encoded(new: Event) -> bytes:
-    return b"event: " + new.type.encode() + b"\n" + event(new)
+    return f"event: {new['type']}\n".encode() + event(new)
 
 
 class EventLogs:

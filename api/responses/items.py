@@ -8,12 +8,19 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import MISSING, Field, SkipValidation, TypeAdapter
+from pydantic import MISSING, Field, SkipValidation
 
 from api.openai.fields.messages import RefusalPart
 from api.openai.forms import ChatToken
 from api.openapi import Answer
-from api.responses.schemas import CallItem, Item, MessageItem, MessagePart, ReasoningItem, name_in
+from api.responses.schemas import (
+    CallOutputItem,
+    Item,
+    MessageItem,
+    MessagePart,
+    ReasoningItem,
+    name_in,
+)
 
 Json = dict[str, Any]
 Message = Json  # of `/v1/chat/completions`
@@ -92,48 +99,46 @@ class Reasoning(Answer):
 
 OutputItem = OutputMessage | FunctionCall | Reasoning
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
-INPUT = TypeAdapter(list[InputItem])
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
 
 
-def stored_items(sent: str | Sequence[Item]) -> list[InputItem]:
-    """A response's input with an id for each item."""
+def stored_items(sent: str | Sequence[Item]) -> list[Json]:
+    """A response's input as it is stored: each of an InputItem's types, with an id."""
     if isinstance(sent, str):
         sent = [MessageItem(role="user", content=sent)]
     return [_stored(item) for item in sent]
 
 
-def _stored(item: Item) -> InputItem:
-    if isinstance(item, MessageItem):
-        parts = [item.content] if isinstance(item.content, str) else item.content
-        content = [_part(item.role, part) for part in parts]
-        return InputMessage(id=item.id or new_id("msg"), role=item.role, content=content)
-    if isinstance(item, ReasoningItem):
-        thoughts = [ReasoningText(text=part.text) for part in item.content or ()]
-        return Reasoning(id=item.id or new_id("rs"), status="completed", content=thoughts)
-    if isinstance(item, CallItem):
-        return FunctionCall(
-            id=item.id or new_id("fc"),
-            status="completed",
-            call_id=item.call_id,
-            name=item.name,
-            namespace=MISSING if item.namespace is None else item.namespace,
-            arguments=item.arguments
-            if isinstance(item.arguments, str)
-            else json.dumps(item.arguments),
-        )
-    output = item.output
-    if not isinstance(output, str):
-        output = "".join(part.text for part in output)
-    if item.call_id is None:  # a template has a place for outputs of calls alone
-        return InputMessage(id=new_id("msg"), role="user", content=[InputText(text=output)])
-    return FunctionCallOutput(id=item.id or new_id("fco"), call_id=item.call_id, output=output)
+def _stored(item: Item) -> Json:
+    made = item.model_dump(exclude_none=True)
+    if isinstance(item, CallOutputItem):
+        if not isinstance(item.output, str):
+            made["output"] = "".join(part.text for part in item.output)
+        if item.call_id is None:  # a template has a place for outputs of calls alone
+            parts = [_part("user", made["output"])]
+            made = {"type": "message", "role": "user", "content": parts}
+    elif isinstance(item, MessageItem):
+        sent = [item.content] if isinstance(item.content, str) else item.content
+        made["content"] = [_part(item.role, part) for part in sent]
+    elif isinstance(item, ReasoningItem):
+        made = {"summary": [], "content": [], **made}
+    elif not isinstance(item.arguments, str):
+        made["arguments"] = json.dumps(item.arguments)
+    id = made.get("id") or new_id(PREFIXES[made["type"]])
+    return {**made, "id": id, "status": "completed"}
 
 
-def _part(role: str, part: str | MessagePart | RefusalPart) -> InputText | OutputText | Refusal:
+def _part(role: str, part: str | MessagePart | RefusalPart) -> Json:
     if isinstance(part, RefusalPart):
-        return Refusal(refusal=part.refusal)
+        return Refusal(refusal=part.refusal).model_dump()
     text = part if isinstance(part, str) else part.text
-    return OutputText(text=text) if role == "assistant" else InputText(text=text)
+    kind = OutputText if role == "assistant" else InputText
+    return kind(text=text).model_dump()
 
 
 def messages_of(items: Iterable[Json]) -> list[Message]:

@@ -4,11 +4,11 @@ Streamed or not, a response is made here: without a stream its events are droppe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Union
 
-from pydantic import MISSING, Field
+from pydantic import MISSING, Field, create_model
 
 from api.follow import follow
 from api.openai.choices import Segment
@@ -17,7 +17,6 @@ from api.openai.generation import Generation
 from api.openapi import Answer
 from api.responses.items import (
     FunctionCall,
-    InputItem,
     ItemStatus,
     Json,
     Logprobs,
@@ -99,93 +98,44 @@ class GeneratedResponse(Answer):
 # --- events ---------------------------------------------------------------------------------
 
 
-class _Event(Answer):
-    sequence_number: int  # from 0, one more with each event
+OF_ITEM: Json = {"item_id": str, "output_index": int}
+OF_CONTENT: Json = {**OF_ITEM, "content_index": int}
+# by its name in /openapi.json: the types of an event, and its fields besides `type` and number
+FIELDS: dict[str, tuple[Sequence[str], Json]] = {
+    "ResponseEvent": (  # as it is when it begins and ends
+        ("created", "queued", "in_progress", "completed", "incomplete", "failed"),
+        {"response": GeneratedResponse},
+    ),
+    "ItemEvent": (
+        ("output_item.added", "output_item.done"),
+        {"output_index": int, "item": OutputItem},
+    ),
+    "PartEvent": (
+        ("content_part.added", "content_part.done"),
+        {**OF_CONTENT, "part": OutputText | ReasoningText},
+    ),
+    "TextDelta": (["output_text.delta"], {**OF_CONTENT, "delta": str, "logprobs": Logprobs}),
+    "TextDone": (["output_text.done"], {**OF_CONTENT, "text": str, "logprobs": Logprobs}),
+    "ReasoningDelta": (["reasoning_text.delta"], {**OF_CONTENT, "delta": str}),
+    "ReasoningDone": (["reasoning_text.done"], {**OF_CONTENT, "text": str}),
+    "ArgumentsDelta": (["function_call_arguments.delta"], {**OF_ITEM, "delta": str}),
+    "ArgumentsDone": (
+        ["function_call_arguments.done"],
+        {**OF_ITEM, "name": str, "arguments": str},
+    ),
+}
 
 
-class _OfItem(_Event):
-    item_id: str
-    output_index: int
+def _event_type(name: str) -> type[Answer]:
+    kinds, fields = FIELDS[name]
+    types = Literal[tuple(f"response.{kind}" for kind in kinds)]  # type: ignore[valid-type]
+    required: Json = {"sequence_number": int, "type": types, **fields}
+    declared: Json = {field: (of, ...) for field, of in required.items()}
+    return create_model(name, __base__=Answer, **declared)
 
 
-class _OfContent(_OfItem):
-    content_index: int = 0
-
-
-class ResponseEvent(_Event):
-    """The response as it is when it begins and ends."""
-
-    type: Literal[
-        "response.created",
-        "response.queued",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
-    response: GeneratedResponse
-
-
-class ItemEvent(_Event):
-    type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: int
-    item: OutputItem
-
-
-class PartEvent(_OfContent):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText | ReasoningText
-
-
-class TextDelta(_OfContent):
-    type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    delta: str
-    logprobs: Logprobs
-
-
-class TextDone(_OfContent):
-    type: Literal["response.output_text.done"] = "response.output_text.done"
-    text: str
-    logprobs: Logprobs
-
-
-class ReasoningDelta(_OfContent):
-    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
-    delta: str
-
-
-class ReasoningDone(_OfContent):
-    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
-    text: str
-
-
-class ArgumentsDelta(_OfItem):
-    type: Literal["response.function_call_arguments.delta"] = (
-        "response.function_call_arguments.delta"
-    )
-    delta: str
-
-
-class ArgumentsDone(_OfItem):
-    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
-    name: str
-    arguments: str
-
-
-Event = (
-    ResponseEvent
-    | ItemEvent
-    | PartEvent
-    | TextDelta
-    | TextDone
-    | ReasoningDelta
-    | ReasoningDone
-    | ArgumentsDelta
-    | ArgumentsDone
-)
-
-
-Made = TypeVar("Made", bound=Event)
+Event = Json  # one of EVENTS; its sequence_number is 0 in the first, one more with each
+EVENTS: Any = Union[tuple(map(_event_type, FIELDS))]  # noqa: UP007
 
 
 class Output:
@@ -207,14 +157,14 @@ class Output:
         self._finish: str | None = None
 
     def opening(self) -> Iterator[Event]:
-        yield self._of_response("response.created")
+        yield self._of_response("created")
         in_background = self.response.status == "queued"
-        yield self._of_response("response.queued" if in_background else "response.in_progress")
+        yield self._of_response("queued" if in_background else "in_progress")
 
     def add(self, segment: Segment) -> Iterator[Event]:
         if self.response.status == "queued":
             self.response.status = "in_progress"
-            yield self._of_response("response.in_progress")
+            yield self._of_response("in_progress")
         if segment.reasoning:
             yield from self._reasoning(segment.reasoning)
         self._tokens += self._form.scored(segment.tokens)
@@ -254,9 +204,7 @@ class Output:
         """Of a response that has ended. OpenAI has none for one that was cancelled, which is not
         complete either."""
         status = self.response.status
-        return self._of_response(
-            "response.incomplete" if status == "cancelled" else f"response.{status}"
-        )
+        return self._of_response("incomplete" if status == "cancelled" else status)
 
     # --- items ------------------------------------------------------------------------------
 
@@ -270,7 +218,7 @@ class Output:
         self._pieces.append(delta)
         self._logprobs += logprobs
         if delta or logprobs:
-            yield self._event(TextDelta, delta=delta, logprobs=logprobs)
+            yield self._of_content("output_text.delta", delta=delta, logprobs=logprobs)
 
     def _reasoning(self, delta: str) -> Iterator[Event]:
         if self._open is None:
@@ -278,7 +226,7 @@ class Output:
             yield from self._begin(reasoning, ReasoningText(text=""))
         self._tokens = []
         self._pieces.append(delta)
-        yield self._event(ReasoningDelta, delta=delta)
+        yield self._of_content("reasoning_text.delta", delta=delta)
 
     def _arguments(self, piece: CallPiece) -> Iterator[Event]:
         """The first piece of a call names its function."""
@@ -296,14 +244,14 @@ class Output:
             yield from self._begin(call, None)
         if piece.arguments:
             self._pieces.append(piece.arguments)
-            yield self._event(ArgumentsDelta, delta=piece.arguments)
+            yield self._of_item("function_call_arguments.delta", delta=piece.arguments)
 
     def _begin(self, item: OutputItem, part: OutputText | ReasoningText | None) -> Iterator[Event]:
         yield from self._close("completed")
         self._open = item
-        yield self._event(ItemEvent, type="response.output_item.added", item=item)
+        yield self._event("output_item.added", output_index=len(self.response.output), item=item)
         if part is not None:
-            yield self._event(PartEvent, type="response.content_part.added", part=part)
+            yield self._of_content("content_part.added", part=part)
 
     def _close(self, status: ItemStatus) -> Iterator[Event]:
         """Completes the newest item."""
@@ -313,39 +261,40 @@ class Output:
         item.status = status
         if isinstance(item, FunctionCall):
             item.arguments = whole
-            yield self._event(ArgumentsDone, name=item.name, arguments=whole)
+            done = {"name": item.name, "arguments": whole}
+            yield self._of_item("function_call_arguments.done", **done)
         else:
             part: OutputText | ReasoningText
             if isinstance(item, OutputMessage):
                 part = OutputText(text=whole, logprobs=self._logprobs)
                 item.content = [part]
-                yield self._event(TextDone, text=whole, logprobs=self._logprobs)
+                yield self._of_content("output_text.done", text=whole, logprobs=self._logprobs)
             else:
                 part = ReasoningText(text=whole)
                 item.content = [part]
-                yield self._event(ReasoningDone, text=whole)
-            yield self._event(PartEvent, type="response.content_part.done", part=part)
-        yield self._event(ItemEvent, type="response.output_item.done", item=item)
+                yield self._of_content("reasoning_text.done", text=whole)
+            yield self._of_content("content_part.done", part=part)
+        yield self._event("output_item.done", output_index=len(self.response.output), item=item)
         self.response.output.append(item)
         self._open, self._pieces, self._logprobs = None, [], []
 
     # --- events -----------------------------------------------------------------------------
 
     def _of_response(self, kind: str) -> Event:
-        self._events += 1
-        return ResponseEvent.model_validate(
-            {"type": kind, "sequence_number": self._events - 1, "response": self.response}
-        )
+        return self._event(kind, response=self.response)
 
-    def _event(self, kind: Callable[..., Made], **fields: Any) -> Made:
+    def _of_content(self, kind: str, **fields: Any) -> Event:
+        return self._of_item(kind, content_index=0, **fields)
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
         """Of the newest item."""
         assert self._open is not None
+        index = len(self.response.output)
+        return self._event(kind, item_id=self._open.id, output_index=index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
         self._events += 1
-        if kind is not ItemEvent:
-            fields["item_id"] = self._open.id
-        return kind(
-            sequence_number=self._events - 1, output_index=len(self.response.output), **fields
-        )
+        return {"type": f"response.{kind}", "sequence_number": self._events - 1, **fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +305,7 @@ class ResponseCall:
     wanted: ResponseRequest
     generation: Generation
     output: Output
-    own: list[InputItem]
+    own: list[Json]
     previous: int | None
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, cast
 
 from flask import Blueprint, Response, g, request
 from pydantic import ConfigDict
+from pydantic_core import from_json
 
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, invalid, show, store_refusal
@@ -22,8 +24,8 @@ from api.openai.generation import Generations
 from api.openapi import GENERATING, STORED, Answer, limit, respond
 from api.responses.background import GONE, Background, EventLogs, encoded
 from api.responses.generating import begun, generation_of
-from api.responses.items import INPUT, InputItem, Json, messages_of, new_id, stored_items
-from api.responses.output import Event, GeneratedResponse, Output, ResponseCall
+from api.responses.items import InputItem, Json, messages_of, new_id, stored_items
+from api.responses.output import EVENTS, GeneratedResponse, Output, ResponseCall
 from api.responses.schemas import ResponseRequest, name_in
 from api.responses.stored import StoredResponses
 from api.service import Service
@@ -74,6 +76,7 @@ class ResponseCalls:
     def __init__(self, service: Service, generations: Generations, jobs: Jobs) -> None:
         self._service = service
         self._executor = ThreadPoolExecutor(1, "responses")
+        self._jobs = jobs
         self._stored = StoredResponses(jobs, service.config)
         self._generations = generations
         self._logs = EventLogs()
@@ -110,7 +113,7 @@ class ResponseCalls:
         404,
         body=ResponseRequest,
         whole=GeneratedResponse,
-        events=Event | OpenAIError,
+        events=EVENTS | OpenAIError,
     )
     def create(self) -> Response:
         data = read_object(request, self._service.config.max_body_bytes)
@@ -148,7 +151,7 @@ class ResponseCalls:
         *STORED,
         404,
         whole=GeneratedResponse,
-        events=Event | OpenAIError,
+        events=EVENTS | OpenAIError,
         query={
             "stream": {"enum": ["true", "false"]},
             "starting_after": {"type": "integer", "minimum": 0},
@@ -161,7 +164,7 @@ class ResponseCalls:
 
     @openai_errors(*STORED, 404, whole=DeletedResponse)
     def delete(self, response_id: str) -> Response:
-        self._stored.delete(g.owner, response_id)
+        self._jobs.store.responses.delete(g.owner, response_id, time.time())
         self._forget(response_id)
         return respond(DeletedResponse(id=response_id))
 
@@ -188,7 +191,8 @@ class ResponseCalls:
         query={**AFTER, "limit": limit(MOST_LISTED), "order": {"enum": list(ORDERS)}},
     )
     def input_items(self, response_id: str) -> Response:
-        items = self._stored.input_items(g.owner, response_id)
+        stored = self._jobs.store.responses.get(g.owner, response_id, time.time())
+        items: list[Json] = from_json(stored.input)
         if query_choice(request, "order", ORDERS, "desc") == "desc":
             items.reverse()
         most = query_limit(request, LISTED, MOST_LISTED)
@@ -199,11 +203,10 @@ class ResponseCalls:
                     404, f"there is no item {show(after)} in {response_id}", param="after"
                 )
             items = items[places[0] + 1 :]
-        page = INPUT.validate_python(items[:most])
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return respond(
-            InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > most)
-        )
+        page = items[:most]
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        shown = {"data": page, "first_id": first, "last_id": last, "has_more": len(items) > most}
+        return respond(InputItems.model_validate(shown))
 
     def _present(self, response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
@@ -257,7 +260,7 @@ class ResponseCalls:
             self._service.submit(*inferences, asked=call.wanted)
         except ApiError:
             self._forget(call.id)
-            self._stored.delete(call.owner, call.id)
+            self._jobs.store.responses.delete(call.owner, call.id, time.time())
             raise
         g.pop("inferences", None)  # they continue: the log must not count them as cancelled
         return self._resume(call.id, 0) if call.wanted.stream else queued
@@ -286,7 +289,7 @@ class ResponseCalls:
             previous, items = self._stored.earlier(owner, wanted.previous_response_id)
         own = stored_items(wanted.input)
         generation = generation_of(
-            wanted, messages_of([*items, *INPUT.dump_python(own)]), self._generations, arrival_s
+            wanted, messages_of([*items, *own]), self._generations, arrival_s
         )
         if stores:
             self._stored.require_room(owner, own)

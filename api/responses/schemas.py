@@ -95,12 +95,6 @@ class ReasoningItem(BaseModel):
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
-def _kind(item: Any) -> Any:
-    if isinstance(item, dict):
-        return item.get("type") or "message"
-    return getattr(item, "type", None)  # None: no item
-
-
 def _few_items(value: Any) -> Any:
     """Counts before anything is checked, as `api.openai.fields.messages` does."""
     items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
@@ -111,16 +105,13 @@ def _few_items(value: Any) -> Any:
     return value
 
 
+def _typed(item: Any) -> Any:
+    untyped = isinstance(item, dict) and not item.get("type")
+    return {**item, "type": "message"} if untyped else item
+
+
 Items = Annotated[
-    list[
-        Annotated[
-            Annotated[MessageItem, Tag("message")]
-            | Annotated[CallItem, Tag("function_call")]
-            | Annotated[CallOutputItem, Tag("function_call_output")]
-            | Annotated[ReasoningItem, Tag("reasoning")],
-            Discriminator(_kind),
-        ]
-    ],
+    list[Annotated[Item, Field(discriminator="type"), BeforeValidator(_typed)]],
     Field(min_length=1, fail_fast=True),
 ]
 

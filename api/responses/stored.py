@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import cast
 
 from pydantic_core import from_json, to_json
 
 from api.http.errors import ApiError, store_refusal
-from api.responses.items import InputItem, Json
+from api.responses.items import Json
 from api.responses.output import GeneratedResponse, ResponseCall, ResponseFault
 from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, StoreError
@@ -28,7 +27,7 @@ class StoredResponses:
         self._jobs = jobs
         self._config = config
 
-    def require_room(self, owner: str, own: list[InputItem]) -> None:
+    def require_room(self, owner: str, own: list[Json]) -> None:
         """Raises ApiError if no response with this input can be stored."""
         try:
             store, most_bytes = self._jobs.store.responses, self._config.max_stored_bytes
@@ -96,10 +95,3 @@ class StoredResponses:
         response.status = "failed"
         response.error = ResponseFault(code="server_error", message=LOST)
         return False, response
-
-    def input_items(self, owner: str, response_id: str) -> list[Json]:
-        stored = self._jobs.store.responses.get(owner, response_id, time.time())
-        return cast(list[Json], from_json(stored.input))
-
-    def delete(self, owner: str, response_id: str) -> None:
-        self._jobs.store.responses.delete(owner, response_id, time.time())

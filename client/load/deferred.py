@@ -25,8 +25,14 @@ from client.workloads.workload_file import Request, Workload, seal
 POLL_S = 0.5
 ANSWER_S = 60.0
 ENDED = ("completed", "failed", "expired", "cancelled")
+MOST_PAUSE_S = 60  # that a server's Retry-After can cause; a job that is cancelled waits for it
 # a minute of a proxy's refusals, or of a server that is busy or restarts, costs no job
-RETRIES = Retry(9, status_forcelist=(408, 429, 500, 502, 503, 504), backoff_factor=0.25)
+RETRIES = Retry(
+    9,
+    status_forcelist=(408, 429, 500, 502, 503, 504),
+    backoff_factor=0.25,
+    retry_after_max=MOST_PAUSE_S,
+)
 
 
 @dataclass(frozen=True, slots=True)

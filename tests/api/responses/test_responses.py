@@ -17,7 +17,6 @@ from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
 from api.responses.background import EventLogs, encoded
-from api.responses.output import ArgumentsDelta
 from serving.config import Config
 from tests.api.conftest import TWO, Says, held_at, saying, serving
 from tests.api.openai.test_tools import ADDING, CALL, PARIS
@@ -273,7 +272,7 @@ def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> N
 
 
 # the kept events
-EVENT = ArgumentsDelta(sequence_number=0, item_id="i", output_index=0, delta="x")
+EVENT: Json = {"type": "response.function_call_arguments.delta", "delta": "x"}
 
 
 def test_the_oldest_events_are_dropped_and_their_stream_says_so() -> None:

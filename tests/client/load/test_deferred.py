@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3 import HTTPResponse
 
 from client.client import main
 from client.load import deferred
@@ -56,6 +57,12 @@ def test_there_must_be_both_kinds_and_an_api_for_batches() -> None:
             split(make(Recipe(requests=10, rate=1.0, deferred_share=share)))
     with pytest.raises(SpecError, match="TGI"):
         JobRun(parse_target("tgi+http://localhost:1"), LATER)
+
+
+@pytest.mark.parametrize("said", ["86400", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_server_delays_a_question_about_a_job_by_a_minute_at_most(said: str) -> None:
+    refusal = HTTPResponse(headers={"Retry-After": said}, status=503)
+    assert deferred.RETRIES.get_retry_after(refusal) == 60
 
 
 POLL, CANCEL = "GET /v1/batches/b", "POST /v1/batches/b/cancel"
