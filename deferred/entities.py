@@ -339,14 +339,3 @@ class BatchProgress:
     batches: Mapping[BatchStatus, int]  # only statuses that occur
     items: Mapping[ItemState, int]  # of batches that started; all states
     next_deadline: float | None  # the earliest of the batches in progress
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep removed."""
-
-    files: int = 0
-    items: int = 0
-    batches: int = 0
-    responses: int = 0
-    unfinished: bool = False  # it reached its limit: call again

@@ -40,7 +40,7 @@ class Jobs:
         self._started = False
         self._stopping = threading.Event()
         self._maintenance: Maintenance | None = None
-        self._loops: list[tuple[Loop, threading.Thread]] = []
+        self._loops: list[Loop] = []
 
     @property
     def store(self) -> JobStore:
@@ -68,7 +68,7 @@ class Jobs:
 
     def wake(self) -> None:
         """Call it after a batch was created or cancelled."""
-        for loop, _ in self._loops:
+        for loop in self._loops:
             loop.wake()
 
     def stop(self, timeout_s: float) -> None:
@@ -78,12 +78,12 @@ class Jobs:
         if not self._lock.acquire(timeout=timeout_s):  # the database is still being opened
             return  # no thread has started, and none will
         try:
-            for loop, _ in self._loops:
+            for loop in self._loops:
                 loop.stop()
         finally:
             self._lock.release()
-        for _, thread in self._loops:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        for loop in self._loops:
+            loop.thread.join(max(0.0, end_s - time.monotonic()))
 
     def close(self) -> None:
         """Call it after `stop`, when the store is no longer used."""
@@ -148,7 +148,6 @@ class Jobs:
         assert self._store is not None
         self._maintenance = Maintenance(self._store, self._options, lambda: worker.wake())
         worker = JobWorker(self._store, self._options, self._begin, self._maintenance.wake)
-        for name, loop in (("batch-worker", worker), ("batch-maintenance", self._maintenance)):
-            thread = threading.Thread(target=loop.run, name=name, daemon=True)
-            self._loops.append((loop, thread))
-            thread.start()
+        self._loops = [worker, self._maintenance]
+        for loop in self._loops:
+            loop.thread.start()

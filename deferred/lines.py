@@ -18,14 +18,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deferred.entities import LineError, NewItem, Unrun
-from web.requests import HALF, read_json
+from web.requests import HALF, read_json, show
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MOST_LINES = 50_000
 MOST_FILE_BYTES = 200 * 2**20  # OpenAI says 200 MB
 MOST_ERRORS = 100  # reported for one file
 MOST_CUSTOM_ID = 512  # characters
-SHOWN_CHARACTERS = 60  # of a value in a message
 
 Json = dict[str, Any]
 
@@ -92,7 +91,7 @@ class Envelopes:
             given = None if first["type"] == "missing" else first["input"]
             if first["loc"]:
                 return self._wrong(number, str(first["loc"][0]), given)
-            return fault("invalid_json_line", f"the line must be a JSON object, got {_show(given)}")
+            return fault("invalid_json_line", f"the line must be a JSON object, got {show(given)}")
         except ValueError as error:  # UnicodeDecodeError is one
             return fault("invalid_json_line", f"the line is not valid JSON: {error}")
         if "\ufffd" in envelope.custom_id and HALF.search(line.decode(errors="replace")):
@@ -110,7 +109,7 @@ class Envelopes:
         if given is None:
             message = f"'{name}' is missing; it must be {wanted}"
             return LineError("missing_required_parameter", message, number, name)
-        return LineError(code, f"'{name}' must be {wanted}, got {_show(given)}", number, name)
+        return LineError(code, f"'{name}' must be {wanted}, got {show(given)}", number, name)
 
     def _fault_of_body(self, number: int, body: Json) -> LineError | None:
         model, named = body.get("model"), self._named
@@ -121,13 +120,13 @@ class Envelopes:
             return None
         if named is not None and model != named:
             message = (
-                f"all lines of a batch must name the same model: {_show(named)} in an earlier "
-                f"line, got {_show(model)}"
+                f"all lines of a batch must name the same model: {show(named)} in an earlier "
+                f"line, got {show(model)}"
             )
             return LineError("model_mismatch", message, number, "body.model")
         if model not in self._names:
-            allowed = ", ".join(map(_show, self._names))
-            message = f"the model {_show(model)} is not served here; allowed: {allowed}"
+            allowed = ", ".join(map(show, self._names))
+            message = f"the model {show(model)} is not served here; allowed: {allowed}"
             return LineError("model_not_found", message, number, "body.model")
         self._named = model
         return None
@@ -139,17 +138,8 @@ TOO_MANY_LINES = LineError("too_many_tasks", f"the file has more than {MOST_LINE
 
 
 def duplicate(line: int, custom_id: str, first_line: int) -> LineError:
-    message = f"'custom_id' {_show(custom_id)} is already used in line {first_line}"
+    message = f"'custom_id' {show(custom_id)} is already used in line {first_line}"
     return LineError("duplicate_custom_id", message, line, "custom_id")
-
-
-def _show(value: object) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 # --- answers ----------------------------------------------------------------------------------

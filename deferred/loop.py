@@ -44,9 +44,11 @@ class StoppedError(Exception):
 class Loop(ABC):
     """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
 
+    name: str  # of its thread
     least_rest_s = 0.0  # between two turns
 
     def __init__(self, options: JobOptions) -> None:
+        self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
         self.options = options
         self.wakeup = threading.Event()
         self._stopping = threading.Event()

@@ -29,6 +29,8 @@ BURST_LINES = 4  # validated between two rests: a fraction of a millisecond
 class Maintenance(Loop):
     """Takes one step of each kind in a turn: expire, validate, finalise, sweep."""
 
+    name = "batch-maintenance"
+
     def __init__(
         self, store: JobStore, options: JobOptions, started: Callable[[], None] = lambda: None
     ) -> None:
@@ -194,6 +196,7 @@ class Maintenance(Loop):
         """Returns False: the rest of a large sweep can wait for the next turn."""
         if time.monotonic() >= self._sweep_s:
             now_s = time.time()
-            swept = self._store.sweep(now_s, now_s - self.options.retention_s, self._pause)
-            self._sweep_s = time.monotonic() + (0.0 if swept.unfinished else SWEEP_S)
+            ended_before_s = now_s - self.options.retention_s
+            unfinished = self._store.sweep(now_s, ended_before_s, self._pause)
+            self._sweep_s = time.monotonic() + (0.0 if unfinished else SWEEP_S)
         return False

@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -72,16 +71,22 @@ class LineCall(Protocol):
 Begin = Callable[[str, str, bytes, float, threading.Event], LineCall | LineAnswer]
 
 
-@dataclass(slots=True)
-class _Running:
+@dataclass(slots=True, eq=False)
+class _Line:
     item: Item
-    call: LineCall
-    tries: int
+    tries: int = 0
+    call: LineCall | None = None  # None: it is claimed, and has not begun
+
+    @property
+    def waits(self) -> bool:
+        """It is not submitted, or waits in the engine's queue."""
+        return self.call is None or all(one.admitted_s is None for one in self.call.inferences)
 
 
 class JobWorker(Loop):
     """Claims lines, submits them, and saves their results."""
 
+    name = "batch-worker"
     least_rest_s = TURN_S
 
     def __init__(
@@ -93,12 +98,11 @@ class JobWorker(Loop):
     ) -> None:
         """`none_left`: called when all claimed lines have been saved."""
         super().__init__(options)
-        self._store = store
+        self._items = store.items
         self._begin = begin
         self._name = options.worker
         self._none_left = none_left
-        self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
-        self._running: dict[Lease, _Running] = {}
+        self._lines: dict[Lease, _Line] = {}
         self._results: list[LineResult] = []
         self._first_result_s = 0.0
         self._beat_s = 0.0  # earliest time of the next heartbeat, monotonic; so the ones below
@@ -135,39 +139,39 @@ class JobWorker(Loop):
         due_s = [self._beat_s]
         if self._results:
             due_s.append(self._first_result_s + FLUSH_S)
-        if self._claimed or self._queued:
+        if any(line.waits for line in self._lines.values()):
             due_s.append(self._withdraw_s)
-        if self._claimed:
-            if self._room > 0:
-                due_s.append(now_s + later_s)
-        elif self._may_claim:
+        if self._may_claim:
             due_s.append(self._claim_s)
+        elif self._claimed and self._room > 0:
+            due_s.append(now_s + later_s)
         wait_s = max(min(due_s), self._store_s) - time.monotonic()
-        ends = (running.item.batch.expires_at for running in self._running.values())
+        ends = (line.item.batch.expires_at for line in self._lines.values() if line.call)
         return max(0.0, min(wait_s, min(ends, default=math.inf) - time.time()))
 
     def _collect(self, now_s: float) -> None:
         unix_s = time.time()
-        for lease, running in list(self._running.items()):
-            if running.item.batch.expires_at <= unix_s:
+        for lease, line in list(self._lines.items()):
+            if line.call is None:
+                continue
+            if line.item.batch.expires_at <= unix_s:
                 self._drop(lease)  # the store expires it
                 continue
             try:
-                answer = running.call.read()
+                answer = line.call.read()
             except NotNowError:
-                del self._running[lease]
-                self._claimed.append((running.item, running.tries))
+                line.call = None
                 continue
             if answer is None:
                 continue
-            del self._running[lease]
-            if answer.status >= 500 and running.tries < MOST_TRIES:
-                log.warning("line %d of %s is retried", lease.line, running.item.batch.id)
-                self._claimed.appendleft((running.item, running.tries))
+            line.call = None
+            if answer.status >= 500 and line.tries < MOST_TRIES:
+                log.warning("line %d of %s is retried", lease.line, line.item.batch.id)
             else:
-                self._finish(running.item, answer, now_s)
+                self._finish(line.item, answer, now_s)
 
     def _finish(self, item: Item, answer: LineAnswer, now_s: float) -> None:
+        del self._lines[item.lease]
         if not self._results:
             self._first_result_s = now_s
         batch_id, line = item.batch.id, item.lease.line
@@ -179,58 +183,49 @@ class JobWorker(Loop):
         if not (late or len(self._results) >= FLUSH_RESULTS):
             return
         # the store drops results of lines that another worker took over
-        self._store.items.save(self._name, self._results)
+        self._items.save(self._name, self._results)
         self._results = []
-        if not (self._running or self._claimed):
+        if not self._lines:
             self._none_left()
 
     def _beat(self, now_s: float) -> None:
         if now_s < self._beat_s:
             return
-        ours = {*self._running, *(item.lease for item, _ in self._claimed)}
-        ours.update(result.lease for result in self._results)
-        held = self._store.items.heartbeat(self._name, ours, time.time())
-        for lease in [lease for lease in self._running if lease not in held]:
+        ours = {*self._lines, *(result.lease for result in self._results)}
+        held = self._items.heartbeat(self._name, ours, time.time())
+        for lease in self._lines.keys() - held:
             self._drop(lease)
-        self._claimed = deque(entry for entry in self._claimed if entry[0].lease in held)
         # after our own heartbeat, so that lines that ran while the store was unavailable stay ours
-        self._store.items.recover(time.time())
+        self._items.recover(time.time())
         self._beat_s = now_s + HEARTBEAT_S
 
     def _withdraw(self, now_s: float) -> None:
         """Drops the lines of cancelled batches that have not begun."""
-        leases = [*self._queued, *(item.lease for item, _ in self._claimed)]
+        leases = [lease for lease, line in self._lines.items() if line.waits]
         if now_s < self._withdraw_s or not leases:
             return
         self._withdraw_s = now_s + POLL_S  # set first, so that a concurrent `wake` is not lost
-        withdrawn = self._store.items.withdraw(self._name, leases)
-        for lease in withdrawn & self._running.keys():
+        for lease in self._items.withdraw(self._name, leases):
             self._drop(lease)
-        self._claimed = deque(entry for entry in self._claimed if entry[0].lease not in withdrawn)
-
-    @property
-    def _queued(self) -> list[Lease]:
-        """Lines that wait in the engine's queue."""
-        return [
-            lease
-            for lease, running in self._running.items()
-            if all(inference.admitted_s is None for inference in running.call.inferences)
-        ]
 
     def _claim(self, now_s: float) -> None:
         if now_s < self._claim_s or not self._may_claim:
             return
         self._claim_s = now_s + POLL_S  # as above
-        claimed = self._store.items.claim(
+        claimed = self._items.claim(
             self._name,
             self.options.names[0],
             self.options.window,
             time.time(),
             CLAIM_BYTES - self._held_bytes,
         )
-        self._claimed.extend((item, 0) for item in claimed)
+        self._lines.update((item.lease, _Line(item)) for item in claimed)
         if claimed:
             self._claim_s = 0.0  # there may be more: claim again once these have begun
+
+    @property
+    def _claimed(self) -> list[_Line]:
+        return [line for line in self._lines.values() if line.call is None]
 
     @property
     def _may_claim(self) -> bool:
@@ -238,22 +233,25 @@ class JobWorker(Loop):
 
     @property
     def _held_bytes(self) -> int:
-        """Size of the bodies of running lines."""
-        return sum(len(running.item.body) for running in self._running.values())
+        """Size of the bodies of all lines."""
+        return sum(len(line.item.body) for line in self._lines.values())
 
     @property
     def _room(self) -> int:
-        return self.options.window - sum(len(r.call.inferences) for r in self._running.values())
+        calls = (line.call for line in self._lines.values() if line.call is not None)
+        return self.options.window - sum(len(call.inferences) for call in calls)
 
     def _start(self) -> float:
         """Starts claimed lines while there is space; returns how long the others must wait."""
         room, now_s = self._room, time.monotonic()
-        left = BURST_LINES if self.options.hurried() else self.options.window
-        while self._claimed and room > 0 and left > 0:
-            left -= 1
-            item, tries = self._claimed.popleft()
+        most = BURST_LINES if self.options.hurried() else self.options.window
+        for line in self._claimed[:most]:
+            item = line.item
             left_s = item.batch.expires_at - time.time()
+            if room <= 0:
+                break
             if left_s <= 0:  # the store expires it
+                self._drop(item.lease)
                 continue
             if item.lost >= MOST_LOST:
                 self._finish(item, _lost(item), now_s)
@@ -263,17 +261,18 @@ class JobWorker(Loop):
                     item.batch.owner, item.batch.endpoint, item.body, left_s, self.wakeup
                 )
             except NotNowError:
-                self._claimed.appendleft((item, tries))
                 return POLL_S
             if isinstance(call, LineAnswer):
                 self._finish(item, call, now_s)
             else:
-                self._running[item.lease] = _Running(item, call, tries + 1)
+                line.call = call
+                line.tries += 1
                 room -= len(call.inferences)
         return 0.0
 
     def _drop(self, lease: Lease) -> None:
-        self._running.pop(lease).call.cancel()
+        if (call := self._lines.pop(lease).call) is not None:
+            call.cancel()
 
     def _back_off(self, error: StoreUnavailableError, now_s: float) -> None:
         least_s, most_s = BACK_OFF_S
@@ -283,12 +282,12 @@ class JobWorker(Loop):
         self._store_s = now_s + self._back_off_s
 
     def _give_back(self) -> None:
-        for running in self._running.values():
-            running.call.cancel()
+        for lease in list(self._lines):
+            self._drop(lease)
         try:
             if self._results:
-                self._store.items.save(self._name, self._results)
-            self._store.items.release(self._name)
+                self._items.save(self._name, self._results)
+            self._items.release(self._name)
         except StoreUnavailableError as error:
             log.warning("lines were not returned; they will be when their lease ends: %s", error)
 

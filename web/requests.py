@@ -24,12 +24,24 @@ HEADER = "X-Request-Id"  # under which logs, traces and responses show a request
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _VALID = re.compile(r"[\x21-\x7e]{1,128}")  # safe in a log line and in a header
 
+SHOWN_CHARACTERS = 60  # of a client's value in an error
+
 PER_S = 20.0  # of one address
 AT_ONCE = 20  # refusals that are not late
 MOST_LATE_S = 5.0
 MOST_ADDRESSES = 4096
 # statuses of refusals; the clients of 408 and 429 have waited, or are not at fault
 PACED = frozenset(range(400, 500)) - {408, 429}
+
+
+def show(value: object) -> str:
+    """A JSON value in a sentence."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def request_id(given: str | None, prefix: str = "") -> str:

@@ -3,7 +3,6 @@ allowed. A traceback goes to the log, never to a client."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +31,12 @@ from deferred.errors import (
     StoreError,
 )
 from engine.inference import DrainingError, OverloadedError, RefusedError, TooLongError
+from web.requests import show as show
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # a slot becomes free with every request that ends
 STORE_RETRY_AFTER_S = 5
-SHOWN_CHARACTERS = 60  # of a client's value in an error
 CLIENT_GONE = 499  # nginx's number for it, used only in logs
 
 _OF_THE_STORE: Mapping[type[StoreError], tuple[int, str]] = {
@@ -153,16 +152,6 @@ def _got(errors: Sequence[ErrorDetails]) -> str:
         if error["type"] == "literal_error" and len(error["loc"]) > 2:
             return f"{show(error['input'])}; allowed there: {error['ctx']['expected']}"
     return show(errors[0]["input"])
-
-
-def show(value: object) -> str:
-    """A JSON value in a sentence."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:

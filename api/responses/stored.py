@@ -40,10 +40,10 @@ class StoredResponses:
 
     def earlier(self, owner: str, response_id: str) -> tuple[int, list[Json]]:
         """The number of a response, and the items of its conversation. Raises ApiError."""
-        field = "previous_response_id"
+        field, now_s = "previous_response_id", time.time()
         try:
             responses = self._jobs.store.responses.conversation(
-                owner, response_id, time.time(), most_bytes=MOST_CONVERSATION_BYTES
+                owner, response_id, now_s, most_bytes=MOST_CONVERSATION_BYTES
             )
         except NotFoundError as error:
             raise ApiError(
@@ -51,10 +51,8 @@ class StoredResponses:
             ) from error
         except ConversationTooLongError as error:
             raise ApiError(400, str(error), param=field) from error
-        except StoreError as error:
-            raise store_refusal(error) from error
         newest = responses[-1]
-        if newest.lost_at is not None and newest.lost_at > time.time():
+        if newest.lost_at is not None and newest.lost_at > now_s:
             raise ApiError(400, f"the response {response_id} is not complete yet", param=field)
         items: list[Json] = []  # not as models: there may be thousands
         for response in responses:

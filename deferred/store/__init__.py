@@ -11,6 +11,7 @@ picks lines at each step and may pause them, and clients see the counts of 50,00
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Double, case, cast, func, make_url, null, select, true, union_all, update
@@ -27,7 +28,6 @@ from deferred.entities import (
     File,
     ItemState,
     StoredResponse,
-    Swept,
 )
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
@@ -88,30 +88,32 @@ class JobStore:
 
     def sweep(
         self, now_s: float, ended_before_s: float, rest: Callable[[], None] = lambda: None
-    ) -> Swept:
+    ) -> bool:
         """Removes deleted and expired files, broken uploads (after a day; on SQLite also those of
         earlier processes), the items of ended batches, batches that ended before `ended_before_s`,
-        and expired responses. One call removes a limited number. `rest` is called between
-        transactions; an exception from it interrupts the sweep."""
-        removed = dict.fromkeys(("files", "items", "batches", "responses"), 0)
-        while removed["files"] < SWEEP_FILES and self.files.sweep(now_s, rest):
-            removed["files"] += 1
-            rest()
-        steps: dict[str, Callable[[], int | None]] = {
-            "items": lambda: remove_some_items(self._database),
-            "batches": lambda: remove_batches(self._database, ended_before_s),
-            "responses": lambda: self.responses.sweep(now_s),
-        }
-        commits = 0
-        for what, step in steps.items():
-            while commits < SWEEP_COMMITS and (count := step()) is not None:
-                removed[what] += count
-                commits += 1
-                rest()
-        if self._database.is_sqlite:
+        and expired responses. Returns whether it reached the limit of one call. `rest` is called
+        between transactions; an exception from it interrupts the sweep."""
+        database, unfinished = self._database, False
+        for most, steps in (
+            (SWEEP_FILES, [partial(self.files.sweep, now_s, rest)]),
+            (
+                SWEEP_COMMITS,
+                [
+                    partial(remove_some_items, database),
+                    partial(remove_batches, database, ended_before_s),
+                    partial(self.responses.sweep, now_s),
+                ],
+            ),
+        ):
+            done = 0
+            for step in steps:
+                while done < most and step():
+                    done += 1
+                    rest()
+            unfinished |= done == most
+        if database.is_sqlite:
             self._shrink()
-        unfinished = removed["files"] == SWEEP_FILES or commits == SWEEP_COMMITS
-        return Swept(**removed, unfinished=unfinished)
+        return unfinished
 
     def _shrink(self) -> None:
         """Returns some of SQLite's freed pages to the disk."""

@@ -93,8 +93,8 @@ class Responses:
             number = _find(session, owner, response_id, now_s).number
             session.execute(delete(StoredResponse).where(StoredResponse.number == number))
 
-    def sweep(self, now_s: float) -> int | None:
-        """Removes some expired responses; returns how many, or None if there is none."""
+    def sweep(self, now_s: float) -> bool:
+        """Removes some expired responses; False if there is none."""
         expired = (
             select(StoredResponse.number)
             .where(StoredResponse.expires_at <= now_s)
@@ -105,7 +105,7 @@ class Responses:
             removed = delete(StoredResponse).where(
                 StoredResponse.number.in_(expired.scalar_subquery())
             )
-            return changed(session, removed) or None
+            return changed(session, removed) > 0
 
 
 def _find(session: Session, owner: str, response_id: str, now_s: float) -> StoredResponse:

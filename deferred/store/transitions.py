@@ -114,8 +114,8 @@ def end_batch(
     add_to_totals(database, session, [batch], 1)
 
 
-def remove_some_items(database: Database) -> int | None:
-    """Removes some items of one ended batch. Returns how many; None if no batch is left."""
+def remove_some_items(database: Database) -> bool:
+    """Removes some items of one ended batch; False if no batch has any."""
     with database.write(durable=False) as session:
         batch = session.scalars(
             select(Batch)
@@ -124,17 +124,14 @@ def remove_some_items(database: Database) -> int | None:
             .limit(1)
             .with_for_update(skip_locked=True)
         ).one_or_none()
-        if batch is None:
-            return None
-        removed = remove_items(session, batch.number)
-        if removed < ITEMS_A_COMMIT:
+        if batch is not None and remove_items(session, batch.number) < ITEMS_A_COMMIT:
             batch.swept = 1
-        return removed
+        return batch is not None
 
 
-def remove_batches(database: Database, ended_before_s: float) -> int | None:
-    """Removes some batches that ended before `ended_before_s` and have no items any more; returns
-    how many, or None if there is none. Their files expire on their own."""
+def remove_batches(database: Database, ended_before_s: float) -> bool:
+    """Removes some batches that ended before `ended_before_s` and have no items any more; False if
+    there is none. Their files expire on their own."""
     with database.write(durable=False) as session:
         found = session.scalars(
             select(Batch)
@@ -147,7 +144,7 @@ def remove_batches(database: Database, ended_before_s: float) -> int | None:
             numbers = [batch.number for batch in found]
             session.execute(delete(Batch).where(Batch.number.in_(numbers)))
             add_to_totals(database, session, found, -1)
-        return len(found) or None
+        return bool(found)
 
 
 def add_to_totals(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,15 @@ def rows_of(store: JobStore, entity: type[Base]) -> int:
     """Of all batches and files."""
     with store._database.read() as session:
         return session.scalars(select(func.count()).select_from(entity)).one()
+
+
+def swept(
+    store: JobStore, entity: type[Base], now_s: float, rest: Callable[[], None] = lambda: None
+) -> int:
+    """How many rows a sweep removes."""
+    before = rows_of(store, entity)
+    store.sweep(now_s, 0.0, rest)
+    return before - rows_of(store, entity)
 
 
 def shown(row: Base) -> dict[str, Any]:

@@ -130,14 +130,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         """The client of a late refusal or of a pending request leaves, or sends more, which is read
         later."""
         self.poller.unregister(client)
-        try:
-            if client.recv(1, socket.MSG_PEEK):
-                return
-        except BlockingIOError:
-            return
-        except OSError:  # reset
-            pass
-        self._drop(conn)
+        if _has_left(partial(client.recv, 1, socket.MSG_PEEK)):
+            self._drop(conn)
 
     def _send_rest(self, conn: TConn) -> None:
         """Then the connection waits for the next request, or ends."""
@@ -258,14 +252,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def _discard(self, conn: TConn, client: socket.socket) -> None:
         """A client that writes its whole request before it reads sees the response only if its data
         is read, and a connection closed with unread data is reset."""
-        try:
-            if client.recv_into(self._waste):
-                return
-        except BlockingIOError:
-            return
-        except OSError:  # reset
-            pass
-        self._drop(conn)
+        if _has_left(partial(client.recv_into, self._waste)):
+            self._drop(conn)
 
     def _end_wait(self, conn: TConn) -> None:
         """Also of a request that was pending."""
@@ -320,3 +308,13 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         for conn, ready in self._waiting.items():
             if not conn.outgoing.rest or ready == self._late:
                 conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)
+
+
+def _has_left(read: Callable[[], object]) -> bool:
+    """Whether a client's socket has no more to read."""
+    try:
+        return not read()
+    except BlockingIOError:
+        return False
+    except OSError:  # reset
+        return True

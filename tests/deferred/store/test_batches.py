@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deferred.entities import Batch, NewBatch, NewItem
+from deferred.entities import Batch, BatchItem, NewBatch, NewItem
 from deferred.errors import IdempotencyMismatchError, LeaseLostError, NotFoundError
 from deferred.store import JobStore, open_store
 from deferred.store.files import CHUNK_BYTES
@@ -27,6 +27,7 @@ from tests.deferred.jobs import (
     result,
     shown,
     started,
+    swept,
     unrun,
     upload,
     validating,
@@ -157,6 +158,6 @@ def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) 
     assert rests > 30  # a second's work has many
     store.files.delete(OWNER, batch.input_file_id, EXPIRES_S)
     rests = 0
-    assert store.sweep(EXPIRES_S, 0.0, rest).items == 1100
+    assert swept(store, BatchItem, EXPIRES_S, rest) == 1100
     assert rests >= 3  # a file, and twice items
-    assert store.sweep(EXPIRES_S, 0.0).items == 0
+    assert swept(store, BatchItem, EXPIRES_S) == 0

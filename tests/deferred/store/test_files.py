@@ -21,6 +21,7 @@ from tests.deferred.jobs import (
     create,
     rows_of,
     shown,
+    swept,
     write,
 )
 
@@ -73,14 +74,14 @@ def test_an_upload_that_breaks_off_or_never_ends_is_not_seen_and_swept(store: Jo
 
     def endless() -> Iterator[bytes]:
         yield b"x" * CHUNK_BYTES
-        assert store.sweep(NOW_S + ABANDONED_S, 0.0).files == 0
-        assert store.sweep(NOW_S + ABANDONED_S + 1, 0.0).files == 1
+        assert swept(store, File, NOW_S + ABANDONED_S) == 0
+        assert swept(store, File, NOW_S + ABANDONED_S + 1) == 1
         yield b"x"
 
     with pytest.raises(ConnectionResetError):
         write(store, broken())
     assert rows_of(store, FileChunk) > 0
-    assert store.sweep(NOW_S, 0.0).files == 1
+    assert swept(store, File, NOW_S) == 1
     with pytest.raises(Exception, match="removed"):
         write(store, endless())
     assert rows_of(store, FileChunk) == 0
@@ -96,24 +97,24 @@ def test_a_deleted_or_expired_file_is_gone_at_once_and_its_bytes_after_a_sweep(
     store.files.delete(OWNER, file.id, NOW_S)
     require_gone(store, file)
     assert [one.id for one in store.files.list(OWNER, NOW_S + 0.9).data] == [kept.id]
-    assert store.sweep(NOW_S + 0.9, 0.0).files == 1
+    assert swept(store, File, NOW_S + 0.9) == 1
     assert rows_of(store, FileChunk) == 1
     with pytest.raises(NotFoundError):
         next(content)  # rather than that a reader gets less
     require_gone(store, kept, now_s=NOW_S + 1)
-    assert store.sweep(NOW_S + 1, 0.0).files == 1
+    assert swept(store, File, NOW_S + 1) == 1
     assert rows_of(store, FileChunk) == 0
 
 
 def test_a_deleted_input_file_stays_readable_until_its_batch_is_validated(store: JobStore) -> None:
     batch = create(store)
     store.files.delete(OWNER, batch.input_file_id, NOW_S)
-    assert store.sweep(NOW_S, 0.0).files == 0
+    assert swept(store, File, NOW_S) == 0
     claimed = store.batches.claim_validation(WORKER, MODEL, NOW_S)
     assert claimed is not None
     assert b"".join(store.batches.input(claimed)) == b"a\n"
     store.batches.start(batch.id, WORKER, NOW_S)
-    assert store.sweep(NOW_S, 0.0).files == 1
+    assert swept(store, File, NOW_S) == 1
     with pytest.raises(NotFoundError):
         store.batches.input(claimed)
 

@@ -301,7 +301,7 @@ class Walk:
 
     def sweep(self) -> None:
         before_s = self.now_s - LEASE_S
-        while self.store.sweep(self.now_s, before_s).unfinished:
+        while self.store.sweep(self.now_s, before_s):
             pass
         for job in list(self.jobs.values()):
             if job.status in ENDS and job.times[job.status] <= before_s:

@@ -7,7 +7,7 @@ import pytest
 from deferred.entities import StoredResponse
 from deferred.errors import ConversationTooLongError, NotFoundError, QuotaExceededError
 from deferred.store import JobStore
-from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER
+from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER, swept
 
 PLENTY = 10_000
 
@@ -53,7 +53,7 @@ def test_a_conversation_is_kept_as_long_as_its_newest_response(store: JobStore) 
     assert ids(store, "b", NOW_S + 15) == ["a", "b"]
     with pytest.raises(NotFoundError):
         store.responses.get(OWNER, "alone", NOW_S + 10)
-    assert [store.sweep(NOW_S + s, 0.0).responses for s in (10, 20, 20)] == [1, 2, 0]
+    assert [swept(store, StoredResponse, NOW_S + s) for s in (10, 20, 20)] == [1, 2, 0]
 
 
 def test_a_response_that_is_generated_ends_once_and_counts_in_the_quota(store: JobStore) -> None:
