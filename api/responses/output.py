@@ -28,6 +28,7 @@ from api.responses.items import (
     new_id,
 )
 from api.responses.schemas import ResponseRequest
+from engine.inference import Inference
 from text.tools.parsing import CallPiece
 
 # --- the response ---------------------------------------------------------------------------
@@ -311,6 +312,10 @@ class ResponseCall:
     @property
     def id(self) -> str:
         return self.output.response.id
+
+    @property
+    def inferences(self) -> Sequence[Inference]:
+        return self.generation.inferences
 
     @property
     def stores(self) -> bool:

@@ -22,12 +22,11 @@ from api.openai.errors import OpenAIError, error_shape, openai_errors
 from api.openai.forms import ChatForm
 from api.openai.generation import Generations
 from api.openapi import GENERATING, STORED, Answer, limit, respond
-from api.responses.background import GONE, Background, EventLogs, encoded
 from api.responses.generating import begun, generation_of
 from api.responses.items import InputItem, Json, messages_of, new_id, stored_items
 from api.responses.output import EVENTS, GeneratedResponse, Output, ResponseCall
 from api.responses.schemas import ResponseRequest, name_in
-from api.responses.stored import StoredResponses
+from api.responses.stored import GONE, EventLogs, StoredResponses, encoded
 from api.service import Service
 from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
@@ -77,10 +76,9 @@ class ResponseCalls:
         self._service = service
         self._executor = ThreadPoolExecutor(1, "responses")
         self._jobs = jobs
-        self._stored = StoredResponses(jobs, service.config)
         self._generations = generations
         self._logs = EventLogs()
-        self._background = Background(service, self._stored, self._executor, self._logs)
+        self._stored = StoredResponses(service, jobs, self._executor, self._logs)
 
     def settle(self, timeout_s: float) -> None:
         """Returns when the responses that were generated in the background are stored."""
@@ -123,10 +121,10 @@ class ResponseCalls:
         call = self._make(g.owner, data, g.arrival_s, mark=mark)
         if call.wanted.background:
             return self._in_background(call)
-        self._service.submit(*call.generation.inferences, asked=call.wanted)
+        self._service.submit(*call.inferences, asked=call.wanted)
         if call.wanted.stream:
             return self._streamed(call)
-        self._service.wait(call.read(), *call.generation.inferences)
+        self._service.wait(call.read(), *call.inferences)
         if call.stores:
             self._stored.create(call)
         return respond(call.output.response)
@@ -159,7 +157,7 @@ class ResponseCalls:
     )
     def retrieve(self, response_id: str) -> Response:
         first = _first_event()
-        _, response = self._present(response_id)
+        _, response = self._stored.read(g.owner, response_id)
         return respond(response) if first is None else self._resume(response_id, first)
 
     @openai_errors(*STORED, 404, whole=DeletedResponse)
@@ -170,7 +168,7 @@ class ResponseCalls:
 
     @openai_errors(*STORED, 404, whole=GeneratedResponse)
     def cancel(self, response_id: str) -> Response:
-        running, response = self._present(response_id)
+        running, response = self._stored.read(g.owner, response_id)
         if not response.background:
             raise ApiError(
                 400,
@@ -181,8 +179,8 @@ class ResponseCalls:
         if running:
             response.status = "cancelled"
             if self._stored.end(response):
-                self._background.cancel(response_id)
-        return respond(self._present(response_id)[1])
+                self._stored.cancel(response_id)
+        return respond(self._stored.read(g.owner, response_id)[1])
 
     @openai_errors(
         *STORED,
@@ -208,13 +206,6 @@ class ResponseCalls:
         shown = {"data": page, "first_id": first, "last_id": last, "has_more": len(items) > most}
         return respond(InputItems.model_validate(shown))
 
-    def _present(self, response_id: str) -> tuple[bool, GeneratedResponse]:
-        """Whether it is still being generated, and the response as it is now."""
-        running, response = self._stored.read(g.owner, response_id)
-        if running and self._background.has_begun(response_id):
-            response.status = "in_progress"
-        return running, response
-
     def _resume(self, response_id: str, first: int) -> Response:
         """The events of a response in the background from number `first` on."""
         following = self._logs.follow(response_id, first)
@@ -225,11 +216,11 @@ class ResponseCalls:
         return stream_of(self._service, [following], following.read(), unwatch)
 
     def _forget(self, response_id: str) -> None:
-        self._background.cancel(response_id)
+        self._stored.cancel(response_id)
         self._logs.drop(response_id)
 
     def _streamed(self, call: ResponseCall) -> Response:
-        output, first = call.output, call.generation.inferences[0]
+        output, first = call.output, call.inferences[0]
 
         def events() -> Iterator[bytes | None]:
             for new in output.opening():
@@ -249,15 +240,14 @@ class ResponseCalls:
                 output.fail(store_refusal(error).message)
             yield encoded(output.last())
 
-        return event_stream(self._service, call.generation.inferences, events(), error_shape)
+        return event_stream(self._service, call.inferences, events(), error_shape)
 
     def _in_background(self, call: ResponseCall) -> Response:
-        inferences = call.generation.inferences
         queued = respond(call.output.response)  # as it is now
         self._stored.create(call)
-        self._background.follow(call)
+        self._stored.follow(call)
         try:
-            self._service.submit(*inferences, asked=call.wanted)
+            self._service.submit(*call.inferences, asked=call.wanted)
         except ApiError:
             self._forget(call.id)
             self._jobs.store.responses.delete(call.owner, call.id, time.time())

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from werkzeug.test import TestResponse
 
 from api.openai.fields.messages import MOST_MESSAGES
-from api.responses.background import EventLogs, encoded
+from api.responses.stored import EventLogs, encoded
 from serving.config import Config
 from tests.api.conftest import TWO, Says, held_at, saying, serving
 from tests.api.openai.test_tools import ADDING, CALL, PARIS
