@@ -14,7 +14,7 @@ from flask import Blueprint, Response, g, request
 from pydantic import ConfigDict
 from pydantic_core import from_json
 
-from api.http.body import of_schema, read_object
+from api.http.body import of_schema, read_body
 from api.http.errors import ApiError, invalid, show, store_refusal
 from api.jobs.lines import Line
 from api.jobs.pages import AFTER, ORDERS, ListPage, query_choice, query_limit
@@ -91,7 +91,8 @@ class ResponseCalls:
         calls only where the line asks for it. Raises ApiError."""
         if body.get("background"):
             raise invalid("background", "must be false or left out in a batch")
-        call = self._make(owner, body, arrival_s, stores=False)
+        wanted = of_schema(body, ResponseRequest)
+        call = self._make(owner, wanted, arrival_s, stores=False)
 
         def answers() -> Iterator[dict[str, Any] | None]:
             for event in call.read():
@@ -114,11 +115,11 @@ class ResponseCalls:
         events=EVENTS | OpenAIError,
     )
     def create(self) -> Response:
-        data = read_object(request, self._service.config.max_body_bytes)
+        wanted = read_body(request, ResponseRequest, self._service.config.max_body_bytes)
         mark = request.headers.get(MARK_HEADER, "")
         if not MARK.fullmatch(mark):
             mark = ""
-        call = self._make(g.owner, data, g.arrival_s, mark=mark)
+        call = self._make(g.owner, wanted, g.arrival_s, mark=mark)
         if call.wanted.background:
             return self._in_background(call)
         self._service.submit(*call.inferences, asked=call.wanted)
@@ -132,9 +133,9 @@ class ResponseCalls:
     @openai_errors(*GENERATING, 404, body=ResponseRequest, whole=InputTokens)
     def input_tokens(self) -> Response:
         """Of a call that is not made."""
-        data = read_object(request, self._service.config.max_body_bytes)
-        asked = {**data, "store": False, "background": False}
-        call = self._make(g.owner, asked, g.arrival_s)
+        wanted = read_body(request, ResponseRequest, self._service.config.max_body_bytes)
+        wanted.store, wanted.background = False, False
+        call = self._make(g.owner, wanted, g.arrival_s)
         return respond(InputTokens(input_tokens=call.generation.prompt_tokens))
 
     @openai_errors(404)
@@ -258,7 +259,7 @@ class ResponseCalls:
     def _make(
         self,
         owner: str,
-        data: dict[str, Any],
+        wanted: ResponseRequest,
         arrival_s: float,
         *,
         mark: str = "",
@@ -266,7 +267,6 @@ class ResponseCalls:
     ) -> ResponseCall:
         """`mark`: a part of the response's id. `stores`: the response is kept unless the call says
         whether it is."""
-        wanted = of_schema(data, ResponseRequest)
         for kind in wanted.left_out:
             self._generations.note(f"tools of type {show(kind)}", "left out of a response")
         if wanted.store is not None:

@@ -410,3 +410,10 @@ def test_where_it_is_asked_for_the_text_stays_as_it_is(thinks: Says, tmp_path: P
     assert told["choices"][0]["message"]["content"] == BEFORE + "Fine.", "the prompt has closed it"
     told = ask_any(thinks(BEFORE + CALL), TGI, tokens=200).get_json()
     assert told["generated_text"] == BEFORE + CALL, "in TGI's API, too"
+
+
+@pytest.mark.parametrize("field", ["background", "store"])
+def test_tokens_are_counted_of_what_could_be_asked_alone(client: FlaskClient, field: str) -> None:
+    for value, status in ((True, 200), ("x", 400)):
+        answer = client.post("/v1/responses/input_tokens", json={"input": "x", field: value})
+        assert answer.status_code == status
