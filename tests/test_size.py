@@ -19,10 +19,10 @@ LONG_LINES = 60  # a function above is two
 
 # lines of each package; what has no row of its own counts as `others`
 LINES = {
-    "api": 8544,
+    "api": 8368,
     "benchmarks": 6362,
-    "client": 8292,
-    "deferred": 3103,
+    "client": 8298,
+    "deferred": 3026,
     "kernels": 1271,
     "learn": 1199,
     "model_server": 2125,
@@ -30,12 +30,12 @@ LINES = {
     "router": 5131,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 30956,
+    "tests": 31003,
     "text": 1937,
-    "others": 7387,
+    "others": 7399,
 }
-PRODUCT_LINES = 39667  # all but tests, benchmarks, client and learn
-SHORT_FILES = 34
+PRODUCT_LINES = 39426  # all but tests, benchmarks, client and learn
+SHORT_FILES = 33
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
