@@ -32,9 +32,9 @@ LINES = {
     "scheduling": 2205,
     "tests": 31003,
     "text": 1937,
-    "others": 7399,
+    "others": 7415,
 }
-PRODUCT_LINES = 39426  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39442  # all but tests, benchmarks, client and learn
 SHORT_FILES = 33
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have

@@ -127,14 +127,30 @@ def _panel(run: Recorded, top: int, span_us: int, quickest: bool) -> Iterator[st
 
     for row in shown:
         bar("waiting", row.request, row.at_us, ends.get(row.request, run.frame["now"]))
+    held: list[tuple[int, int, int]] = []  # how long, request, end
     for part in run.frame["runs"]:
         if part.request in line:
             last = iterations[part.first + part.length - 1 - first]
             start_us = iterations[part.first - first].start_us
             end_us = last.start_us + last.duration_us
             bar(KINDS[part.kind], part.request, start_us, end_us)
+            if KINDS[part.kind] == "held":
+                held.append((end_us - start_us, part.request, end_us))
     for kind, paths in bars.items():
         yield f'<path class="{kind}" d="{"".join(paths)}"/>'
+    slack_us = span_us // 100  # a response leaves a little after its last iteration
+    free = [  # there is room to the right of these, and nothing is drawn in the rows beside it
+        piece
+        for piece in held
+        if piece[2] - zero < span_us * 0.7
+        and all(ends[row.request] <= piece[2] + slack_us for row in shown[: line[piece[1]] + 3])
+    ]
+    if free:
+        _, request, end_us = max(free)
+        yield (
+            f'<text class="dim" x="{_x(end_us - zero, span_us) + 6:.1f}" '
+            f'y="{top + ROW * line[request] + ROW}">done, yet computed until its batch ends</text>'
+        )
     yield "</g>"
 
 
