@@ -120,7 +120,8 @@ class Dispatcher:
 
     def may_retry(self, request: RoutedRequest, now: float) -> bool:
         """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
-        upstream's budget, unless no server received any of it: a refused connection costs nothing.
+        upstream's budget, unless no server received any of it: a refused connection costs nothing,
+        and the request may wait for another upstream like a new one.
         """
         failed = request.upstream
         if request.state is not RequestState.RELEASED or failed is None or now >= request.deadline:
@@ -129,7 +130,8 @@ class Dispatcher:
             return False
         if request.may_have_acted and not request.repeatable:
             return False
-        if not self._has_another(request, now):
+        unreceived = not request.may_have_acted and bool(self._allowed(request))
+        if not unreceived and not self._has_another(request, now):
             return False
         return not request.may_have_acted or failed.budget.withdraw(now, failed.spec.limit)
 
@@ -172,6 +174,7 @@ class Dispatcher:
         for (_, model), queue in self._queues.items():
             if model in self._unserved:
                 times.append(queue.oldest.arrived + self._limits.wait_for_s)
+        times += map(self._waits_until, self._bound.values())
         for upstream in self.fleet:
             times.append(upstream.paused_until)
             if upstream.breaker.state(now) is BreakerState.OPEN:
@@ -252,10 +255,17 @@ class Dispatcher:
         """Whether there is a usable upstream that the request was not tried on."""
         return any(u.usable(now) for u in self._allowed(request))
 
+    def _waits_until(self, request: RoutedRequest) -> float:
+        """For how long a bound request waits while none of the upstreams that it may use is usable:
+        as a new one, if it was tried and none received it; else not at all."""
+        if request.tried and not request.may_have_acted and self._allowed(request):
+            return request.queued_since + self._limits.wait_for_s
+        return 0.0
+
     def _expire(self, now: float) -> None:
         for request in list(self._bound.values()):
             # its model is not unserved while an upstream that it may not use is usable
-            if not self._has_another(request, now):
+            if not self._has_another(request, now) and now >= self._waits_until(request):
                 self._refuse(request, NoPlace.UNAVAILABLE, now)
         for model in self._models_waiting():
             serving = self.fleet.serving(model)

@@ -90,6 +90,25 @@ def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int)
             assert dispatcher.may_retry(request, 0.0)
 
 
+def test_a_request_that_no_server_received_waits_for_another_as_a_new_one_does() -> None:
+    fleet = fleet_of(20, 20)
+    dying, other = fleet
+    dispatcher = dispatcher_over(fleet)
+    other.ready = False
+    requests = [dispatcher.arrive(RoutedRequest("m"), 0.0) for _ in range(2)]
+    for request, outcome in zip(
+        requests, (AttemptEnd.UNREACHABLE, AttemptEnd.FAILURE), strict=True
+    ):
+        assert at(request) is dying
+        dispatcher.release(request, outcome, 0.0)
+        assert dispatcher.may_retry(request, 0.0) is (outcome is AttemptEnd.UNREACHABLE)
+    dispatcher.retry(requests[0], 0.0)
+    assert requests[0].state is RequestState.WAITING
+    other.ready = True
+    dispatcher.tick(3.0)
+    assert at(requests[0]) is other
+
+
 def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_left() -> None:
     fleet = fleet_of(50, 50)
     first, second = fleet

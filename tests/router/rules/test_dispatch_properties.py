@@ -329,8 +329,9 @@ class Walk:
                 self.reached.add(request.seq)
             recent = [s for s in known.sent if s > int(self.now) - budget.WINDOW_S]
             retried = [s for s in known.retried if s > int(self.now) - budget.WINDOW_S]
+            others = [u for u in self.serving(request.model) if allowed(request, u)]
             may = (
-                any(allowed(request, u) and self.usable(u) for u in self.serving(request.model))
+                (bool(others) if request.seq not in self.reached else any(map(self.usable, others)))
                 and len(request.tried) < LIMITS.max_attempts
                 and (request.repeatable or request.seq not in self.reached)
                 and self.now < request.deadline
@@ -402,7 +403,9 @@ class Walk:
             assert self.now < min(request.deadline, self.may_wait_until(request))
             may = [u for u in self.serving(request.model) if allowed(request, u)]
             assert not any(self.free(u, request.deferred) for u in may)
-            assert any(map(self.usable, may)) or not request.bound
+            waits = may and request.tried and request.seq not in self.reached
+            waits = waits and self.now < request.queued_since + LIMITS.wait_for_s
+            assert any(map(self.usable, may)) or not request.bound or waits
         assert self.waited == {t.seq for t in waiting}, "whoever stopped waiting was told"
         assert max([*self.answers.values(), *self.decisions.values()], default=0) <= 1
         assert self.dispatcher.waiting() == Counter(t.model for t in waiting)
