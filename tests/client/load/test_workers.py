@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -91,11 +92,17 @@ def test_no_process_outlives_a_client_that_is_ended(target: Target, number: int)
     eventually(lambda: not any(p.is_running() and p.status() != zombie for p in its), "their end")
 
 
+def workers() -> list[psutil.Process]:
+    """Of the crew that plays: ids of processes may begin again, so the newest are not the last."""
+    ours = [one for one in multiprocessing.active_children() if one.name == "client"]
+    return [psutil.Process(one.pid) for one in ours]
+
+
 def test_a_dead_process_is_an_error_and_the_others_end_with_it(target: Target) -> None:
     seen: list[psutil.Process] = []
 
     def kill(_: Progress) -> None:
-        seen[:] = seen or psutil.Process().children()[-3:]
+        seen[:] = seen or workers()
         seen[0].kill()
 
     with pytest.raises(WorkerError, match="ended with status -9"):
@@ -107,7 +114,7 @@ def test_the_client_comes_before_the_servers_that_it_measures_where_it_may(targe
     own, seen = os.getpriority(os.PRIO_PROCESS, 0), set[int]()
 
     def look(_: Progress) -> None:
-        seen.update(process.nice() for process in psutil.Process().children()[-3:])
+        seen.update(process.nice() for process in workers())
 
     played(target, look, requests=40, rate=40.0)
     assert own - 10 in seen or os.geteuid() != 0
