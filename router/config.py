@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from options import OptionGroup, Options, comma_separated
 from router.rules.policies import POLICIES
-from router.rules.queues import ORDERS
 from router.rules.upstream import Spec
 from web.browsers import host_names
 
@@ -93,7 +92,7 @@ class RouterConfig(Options):
     alias: tuple[str, ...] = DISPATCH.option((), parse=_aliases)
     """NAME=MODEL, comma separated: requests for NAME get MODEL while no server that can be used has
     NAME itself; of several for one NAME, the first that can be used"""
-    queue_order: str = DISPATCH.option("fifo", choices=[*ORDERS])
+    queue_order: str = DISPATCH.option("fifo", choices=["fifo", "fair"])
     """who gets the next place: fifo (who came first); fair (the lowest priority of X-Priority, then
     the user who was served least, as in the server's vtc). A user is a key of --api-keys, else what
     X-User-Id or the body's user names, else an address"""

@@ -1,5 +1,6 @@
 """Prometheus metrics of the router. Gauges are read from the state when they are scraped."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -16,54 +17,20 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 _OF_BOTH = ("upstream", "model")
 
-# Gauges of an upstream; None: not known.
-_GAUGES: dict[str, tuple[str, Callable[[Upstream, float], float | None]]] = {
-    "in_flight": ("Requests on the upstream", lambda u, now: u.in_flight),
-    "ready": ("1 if its probes succeed", lambda u, now: u.ready),
-    "breaker_state": (
-        "0 closed, 1 half-open, 2 open",
-        lambda u, now: u.breaker.state(now).value,
-    ),
-    "latency_seconds": (
-        "Moving average of the time to first byte",
-        lambda u, now: u.latency_s or 0.0,
-    ),
-    "outstanding_tokens": (
-        "Tokens to compute; a generated one counts twice",
-        lambda u, now: u.load.work(now),
-    ),
-    "tokens_per_second": (
-        "That a request alone would get, as measured; 0: not known",
-        lambda u, now: u.load.rate or 0.0,
-    ),
-    "told_waiting": (
-        "Requests that the upstream said are waiting",
-        lambda u, now: u.load.told.get("waiting"),
-    ),
-    "told_running": (
-        "Requests that the upstream said are running",
-        lambda u, now: u.load.told.get("running"),
-    ),
-    "told_free_blocks": (
-        "Blocks of KV memory that the upstream said are free",
-        lambda u, now: u.load.told.get("free_blocks"),
-    ),
+# Gauges of an upstream
+_GAUGES = {
+    "in_flight": "Requests on the upstream",
+    "ready": "1 if its probes succeed",
+    "breaker_state": "0 closed, 1 half-open, 2 open",
+    "latency_seconds": "Moving average of the time to first byte",
+    "outstanding_tokens": "Tokens to compute; a generated one counts twice",
+    "tokens_per_second": "That a request alone would get, as measured; 0: not known",
+    "told_waiting": "Requests that the upstream said are waiting",
+    "told_running": "Requests that the upstream said are running",
+    "told_free_blocks": "Blocks of KV memory that the upstream said are free",
 }
 
 M = TypeVar("M", Counter, Histogram)
-
-
-class Series(dict[tuple[str, ...], M]):
-    """The series of a metric by the values of its labels."""
-
-    def __init__(self, metric: M) -> None:
-        super().__init__()
-        self.metric: M = metric
-
-    def __missing__(self, values: tuple[str, ...]) -> M:
-        one: M = self.metric.labels(*values) if values else self.metric
-        self[values] = one
-        return one
 
 
 @dataclass(frozen=True)
@@ -83,10 +50,12 @@ class Metrics:
         workers.does["metrics"] = lambda _: (number, self._read())
         self._shown: set[str] = set()
         self._registry = CollectorRegistry()
+        # those of upstreams, with what forgets their series
+        self._of_upstreams: list[tuple[Counter | Histogram, Callable[[], None]]] = []
         self.requests = self._counter("requests", "Responses sent", *_OF_BOTH, "status")
         self.refused = self._counter("refused", "Requests that the router refused", "reason")
         text = "Clients that left before their response ended"
-        self.departed = self._counter("departed", text)[()]
+        self.departed = Counter("eb_router_departed", text, registry=self._registry)
         text = "Responses that broke off after their first byte"
         self.broken = self._counter("broken_answers", text, *_OF_BOTH)
         text = "Requests sent elsewhere after they failed on this upstream"
@@ -95,16 +64,24 @@ class Metrics:
         text = "From sending the request to the first byte of the response's body"
         self.first_byte_seconds = self._seconds("first_byte", text, *_OF_BOTH)
         text = "Time that the router adds until the response begins, without queue and upstream"
-        self.added_seconds = self._seconds("added", text, buckets=_OVERHEAD)[()]
+        name = "eb_router_added_seconds"
+        self.added_seconds = Histogram(name, text, buckets=_OVERHEAD, registry=self._registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Series[Counter]:
-        return Series(Counter(f"eb_router_{name}", text, labels, registry=self._registry))
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        metric = Counter(f"eb_router_{name}", text, labels, registry=self._registry)
+        return self._series(metric, labels)
 
-    def _seconds(
-        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
-    ) -> Series[Histogram]:
+    def _seconds(self, name: str, text: str, *labels: str) -> Callable[..., Histogram]:
         name = f"eb_router_{name}_seconds"
-        return Series(Histogram(name, text, labels, buckets=buckets, registry=self._registry))
+        metric = Histogram(name, text, labels, buckets=_SECONDS, registry=self._registry)
+        return self._series(metric, labels)
+
+    def _series(self, metric: M, labels: tuple[str, ...]) -> Callable[..., M]:
+        """The series of a metric by the values of its labels."""
+        series = functools.cache(metric.labels)
+        if "upstream" in labels:
+            self._of_upstreams.append((metric, series.cache_clear))
+        return series
 
     async def text(self) -> bytes:
         """The metrics in the exposition format. Of several workers, each has series of its own."""
@@ -121,10 +98,9 @@ class Metrics:
         """This worker's metrics, without upstreams that are gone."""
         present = {upstream.url for upstream in self._dispatcher.fleet}
         for url in self._shown - present:
-            of_upstreams = (self.requests, self.broken, self.retries, self.first_byte_seconds)
-            for series in of_upstreams:
-                series.metric.remove_by_labels({"upstream": url})
-                series.clear()
+            for metric, forget_series in self._of_upstreams:
+                metric.remove_by_labels({"upstream": url})
+                forget_series()
         self._shown = present
         return [
             (f.name, f.documentation, f.type, [(s.name, s.labels, s.value) for s in f.samples])
@@ -137,10 +113,24 @@ class Metrics:
         for model in self._dispatcher.fleet.models():
             waiting.add_metric([model], counts.get(model, 0))
         yield waiting
-        now = monotonic()
-        for name, (text, value) in _GAUGES.items():
+        values = {upstream.url: _values(upstream) for upstream in self._dispatcher.fleet}
+        for name, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"eb_router_{name}", text, labels=["upstream"])
-            for upstream in self._dispatcher.fleet:
-                if (shown := value(upstream, now)) is not None:
-                    gauge.add_metric([upstream.url], shown)
+            for url, known in values.items():
+                if name in known:
+                    gauge.add_metric([url], known[name])
             yield gauge
+
+
+def _values(upstream: Upstream) -> dict[str, float]:
+    """Those of _GAUGES that are known."""
+    now = monotonic()
+    return {
+        "in_flight": upstream.in_flight,
+        "ready": upstream.ready,
+        "breaker_state": upstream.breaker.state(now).value,
+        "latency_seconds": upstream.latency_s or 0.0,
+        "outstanding_tokens": upstream.load.work(now),
+        "tokens_per_second": upstream.load.rate or 0.0,
+        **{f"told_{name}": count for name, count in upstream.load.told.items()},
+    }

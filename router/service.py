@@ -8,27 +8,23 @@ import random
 import signal
 import socket
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
-from router import config as configuration
 from router import log
-from router.config import RouterConfig
+from router.config import RouterConfig, read_upstreams
 from router.dispatching import AsyncDispatcher
 from router.http.admin import Admin
 from router.http.client import Pool
 from router.http.connections import Connections, most_connections
-from router.http.exchange import BufferLimit
+from router.http.exchange import BufferLimit, Forwarder
 from router.http.probes import Prober
 from router.http.proxy import Proxy
 from router.http.routes import Routes
 from router.metrics import Metrics
 from router.rules.fleet import Upstreams
 from router.rules.policies import POLICIES
-from router.rules.queues import ORDERS
 from router.rules.request import DispatchLimits
 from router.rules.upstream import Spec
 from router.workers import BACKLOG, Seat, Workers, WorkerSupervisor
@@ -50,16 +46,15 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         config.requests_per_minute,
         config.tokens_per_minute,
     )
-    fair = ORDERS[config.queue_order]()
     policy = POLICIES[config.policy](random.Random())
-    dispatcher = AsyncDispatcher(Upstreams(), policy, limits, fair)
+    dispatcher = AsyncDispatcher(Upstreams(), policy, limits)
     metrics = Metrics(dispatcher, workers)
-    first_byte_s = config.timeout / 1000
-    pool = Pool(config.connect_timeout, config.stream_idle, min(first_byte_s, config.stream_idle))
+    pool = Pool(config.connect_timeout, config.stream_idle, limits.timeout_s)
     buffers = BufferLimit(workers.share(config.max_held_bytes))
+    forwarder = Forwarder(pool, dispatcher, metrics, buffers, bool(config.api_keys))
     tracing = start_tracing(config.otlp_endpoint or None, config.otlp_service_name)
     journal = Journal(Path(config.record), "router", {}) if config.record else None
-    proxy = Proxy(config, dispatcher, pool, metrics, buffers, journal, tracing)
+    proxy = Proxy(config, forwarder, journal, tracing)
     prober = Prober(dispatcher, pool, config.probe_interval, config.probe_timeout)
     prober.set_sources(_sources(config, workers))
     workers.does["reread"] = lambda _: _reread(config, prober, workers)
@@ -75,7 +70,8 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
     )
     if seat is None:
         listener = await loop.create_server(connections, config.host, config.port, backlog=BACKLOG)
-        _tell_address(listener.sockets[0].getsockname())
+        host, port = listener.sockets[0].getsockname()[:2]
+        log.event(logging.INFO, "listening", host=host, port=port)
     else:
         listening = asyncio.create_task(workers.listen(connections))
         listening.add_done_callback(lambda _: stop.set())
@@ -86,7 +82,7 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
     gc.freeze()  # what lives as long as the process is not searched, which delays all requests
     try:
         await stop.wait()
-        await _drain(proxy, config.drain_timeout)
+        await proxy.drain(config.drain_timeout, STOP_GRACE_S)
     finally:
         probing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -114,24 +110,17 @@ def run(config: RouterConfig) -> None:
         config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.create_server((address[0], config.port), family=family, backlog=BACKLOG) as found:
-        _tell_address(found.getsockname())
-        work = partial(_work, config)
-        asyncio.run(WorkerSupervisor(found, config.workers, work).run())
-
-
-def _work(config: RouterConfig, seat: Seat) -> None:
-    uvloop.run(serve(config, seat))
-
-
-def _tell_address(address: tuple[Any, ...]) -> None:
-    log.event(logging.INFO, "listening", host=address[0], port=address[1])
+        host, port = found.getsockname()[:2]
+        log.event(logging.INFO, "listening", host=host, port=port)
+        workers = WorkerSupervisor(found, config.workers, lambda s: uvloop.run(serve(config, s)))
+        asyncio.run(workers.run())
 
 
 def _sources(config: RouterConfig, workers: Workers) -> dict[str, list[Spec]]:
     """The operator's upstreams by source, with this worker's part of their limits."""
     return {
         source: [replace(spec, limit=workers.share(spec.limit)) for spec in specs]
-        for source, specs in configuration.read_upstreams(config).items()
+        for source, specs in read_upstreams(config).items()
     }
 
 
@@ -142,17 +131,3 @@ def _reread(config: RouterConfig, prober: Prober, workers: Workers) -> None:
         log.event(logging.ERROR, "upstreams not read again", error=str(error))
     else:
         log.event(logging.INFO, "upstreams read again")
-
-
-async def _drain(proxy: Proxy, timeout_s: float) -> None:
-    """Refuses new requests, lets accepted ones finish, and cuts off the rest at the limit."""
-    proxy.draining = True
-    log.event(logging.INFO, "draining", running=proxy.running)
-    for limit_s, last_resort in ((timeout_s, proxy.stop), (STOP_GRACE_S, None)):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await proxy.idle()
-        if last_resort is not None and proxy.running:
-            log.event(logging.WARNING, "drain limit reached", running=proxy.running)
-            last_resort()
-    log.event(logging.INFO, "stopped", running=proxy.running)

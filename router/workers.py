@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from router import log
 
@@ -132,7 +132,6 @@ class WorkerProcess:
 
     number: int
     pid: int
-    started_s: float
     clients: socket.socket
     hub: asyncio.StreamWriter
     looks: int = 0
@@ -153,58 +152,45 @@ class WorkerSupervisor:
         self._turn = 0
         self._changes: list[dict[str, Any]] = []
         self._ends: set[socket.socket] = set()  # this process's, of what workers hear
-        self._serving: set[asyncio.Task[None]] = set()
         self._ending = False
 
     async def run(self) -> None:
         """Returns when SIGTERM or SIGINT came and all workers have ended."""
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        loop = asyncio.get_running_loop()
         for awaited in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(awaited, self._end)
-        self._loop.add_signal_handler(signal.SIGHUP, self._put, "reread", None)
+            loop.add_signal_handler(awaited, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._put, "reread", None)
         self._listener.setblocking(False)
-        for number in range(self._count):
-            self._start(number)
         self._look()
-        await self._ended
+        await asyncio.gather(*map(self._keep_running, range(self._count)))
         log.event(logging.INFO, "all workers ended")
 
-    def _start(self, number: int) -> None:
-        if self._ending:
-            return
+    async def _keep_running(self, number: int) -> None:
+        """Replaces a worker that ends."""
+        while not self._ending:
+            started_s = time.monotonic()
+            status = await self._serve(number)
+            if not self._ending:
+                log.event(logging.ERROR, "worker ended", worker=number, status=status)
+                early = time.monotonic() - started_s < EARLY_S
+                await asyncio.sleep(RESTART_S if early else 0.0)
+
+    async def _serve(self, number: int) -> int:
+        """Starts a worker and hears it until it ends; its exit status."""
         clients, own_clients = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hub, own_hub = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
             for end in (self._listener, clients, hub, *self._ends):
                 end.close()
-            own_clients.setblocking(False)
-            status = 1
-            try:
-                self._work(Seat(number, self._count, own_clients, own_hub))
-                status = 0
-            except Exception:
-                log.LOGGER.exception("worker failed")
-            finally:
-                os._exit(status)
+            self._become(Seat(number, self._count, own_clients, own_hub))
         own_clients.close()
         own_hub.close()
         clients.setblocking(False)
         self._ends |= {clients, hub}
-        serving = self._loop.create_task(self._serve(number, pid, clients, hub))
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
-
-    async def _serve(
-        self, number: int, pid: int, clients: socket.socket, hub: socket.socket
-    ) -> None:
-        """Hears a worker until it ends, and replaces it."""
         reader, writer = await asyncio.open_unix_connection(sock=hub, limit=MOST_BYTES)
-        worker = WorkerProcess(number, pid, time.monotonic(), clients, writer)
-        self._workers[number] = worker
-        self._loop.add_reader(self._listener, self._accept)
+        worker = self._workers[number] = WorkerProcess(number, pid, clients, writer)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         for change in self._changes:
             worker.tell(change)
         if self._ending:
@@ -217,13 +203,22 @@ class WorkerSupervisor:
         clients.close()
         self._ends -= {clients, hub}
         del self._workers[number]
-        _, status = os.waitpid(pid, 0)
-        if not self._ending:
-            log.event(logging.ERROR, "worker ended", worker=number, status=status)
-            early = time.monotonic() - worker.started_s < EARLY_S
-            self._loop.call_later(RESTART_S if early else 0.0, self._start, number)
-        elif not self._workers:
-            self._ended.set_result(None)
+        return os.waitpid(pid, 0)[1]
+
+    def _become(self, seat: Seat) -> NoReturn:
+        """In the process of a worker: is one until it ends."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT):  # of which none may be lost until it listens
+            signal.signal(number, signal.SIG_DFL)
+        seat.clients.setblocking(False)
+        status = 1
+        try:
+            self._work(seat)
+            status = 0
+        except Exception:
+            log.LOGGER.exception("worker failed")
+        finally:
+            os._exit(status)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -244,14 +239,12 @@ class WorkerSupervisor:
         self._ending = True
         for worker in self._workers.values():
             os.kill(worker.pid, signal.SIGTERM)
-        if not self._serving and not self._ended.done():
-            self._ended.set_result(None)
 
     def _look(self) -> None:
         """Kills a worker that hangs."""
         if self._ending:
             return
-        self._loop.call_later(LOOK_S, self._look)
+        asyncio.get_running_loop().call_later(LOOK_S, self._look)
         for worker in self._workers.values():
             worker.looks += 1
             if worker.looks > worker.most_looks:

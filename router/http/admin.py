@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -11,7 +11,6 @@ import msgspec
 
 from router.config import RouterConfig, parse_upstream
 from router.dispatching import AsyncDispatcher
-from router.http.body import BrokenBodyError
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
 from router.http.server import ClientRequest
@@ -19,7 +18,7 @@ from router.metrics import Metrics
 from router.rules.breaker import BreakerState
 from router.rules.fleet import ADMIN
 from router.rules.messages import errors
-from router.rules.messages.errors import RefusalError, Response
+from router.rules.messages.errors import Response
 from router.rules.messages.headers import encoded
 from router.rules.upstream import Spec, Upstream
 from router.workers import Workers
@@ -28,35 +27,27 @@ BREAKER = [state.name.lower() for state in BreakerState]  # the worst is the las
 MAX_CHANGE_BYTES = 1 << 20  # of a body that says what is to change
 
 
+@dataclass(frozen=True, slots=True)
 class Admin:
-    """Handlers that answer without an upstream. They raise RefusalError."""
+    """Handlers that answer without an upstream. They raise RouterError."""
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        dispatcher: AsyncDispatcher,
-        prober: Prober,
-        proxy: Proxy,
-        metrics: Metrics,
-        workers: Workers,
-    ) -> None:
-        self._config = config
-        self._dispatcher = dispatcher
-        self._prober = prober
-        self._proxy = proxy
-        self._metrics = metrics
-        self._workers = workers
-        # those that may read /upstreams: the clients' keys if there is no admin key
-        self._admin_keys = (config.admin_key,) if config.admin_key else config.api_keys
-        workers.does["upstreams"] = lambda _: self._state()
-        workers.does["change"] = self._apply
+    config: RouterConfig
+    dispatcher: AsyncDispatcher
+    prober: Prober
+    proxy: Proxy
+    metrics: Metrics
+    workers: Workers
+
+    def __post_init__(self) -> None:
+        self.workers.does["upstreams"] = lambda _: self._state()
+        self.workers.does["change"] = self._apply
 
     def routes(self) -> dict[tuple[str, str], Callable[[ClientRequest], Awaitable[Response]]]:
         """By method and path; a path that ends with a slash stands for all below it."""
         return {
             ("GET", "/health"): self.health,
             ("GET", "/live"): self.live,
-            ("GET", "/metrics"): self.metrics,
+            ("GET", "/metrics"): self.scrape,
             ("GET", "/v1/models"): self.models,
             ("GET", "/v1/models/"): self.model,
             ("GET", "/upstreams"): self.upstreams,
@@ -68,8 +59,8 @@ class Admin:
     async def health(self, request: ClientRequest) -> Response:
         """200 once every upstream has been probed once, whatever was found; 503 when draining, and
         while there are only names without addresses."""
-        probed, fleet = self._dispatcher.fleet.all_probed(), self._dispatcher.fleet
-        state = "draining" if self._proxy.draining else "ok" if probed else "starting"
+        probed, fleet = self.dispatcher.fleet.all_probed(), self.dispatcher.fleet
+        state = "draining" if self.proxy.draining else "ok" if probed else "starting"
         facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
         return _shown(facts, 200 if state == "ok" else 503)
 
@@ -77,107 +68,101 @@ class Admin:
         """200 whenever the process answers: a restart helps only a process that does not."""
         return _shown({"status": "alive"})
 
-    async def metrics(self, request: ClientRequest) -> Response:
+    async def scrape(self, request: ClientRequest) -> Response:
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return Response(200, await self._metrics.text(), encoded(kind))
+        return Response(200, await self.metrics.text(), encoded(kind))
 
     async def models(self, request: ClientRequest) -> Response:
         """The models of all upstreams."""
-        _demand(request, self._config.api_keys)
-        described = [msgspec.Raw(one) for one in self._dispatcher.fleet.models().values()]
+        _demand(request, self.config.api_keys)
+        described = [msgspec.Raw(one) for one in self.dispatcher.fleet.models().values()]
         return _shown({"object": "list", "data": described})
 
     async def model(self, request: ClientRequest) -> Response:
-        _demand(request, self._config.api_keys)
-        name = self._proxy.model_for(request.path.removeprefix("/v1/models/"))
-        models = self._dispatcher.fleet.models()
+        _demand(request, self.config.api_keys)
+        name = self.proxy.model_for(request.path.removeprefix("/v1/models/"))
+        models = self.dispatcher.fleet.models()
         if name in models:
             return _shown(msgspec.Raw(models[name]))
-        if not self._dispatcher.fleet.complete():
-            text = "Not every upstream is known yet."
-            raise RefusalError(errors.unavailable(text, "no_upstream_ready"))
+        if not self.dispatcher.fleet.complete():
+            raise errors.unavailable("Not every upstream is known yet.", "no_upstream_ready")
         known = ", ".join(models) or "none"
         message = f"The model {name} does not exist, all available models: {known}."
-        raise RefusalError(errors.invalid(message, 404, "model_not_found"))
+        raise errors.invalid(message, 404, "model_not_found")
 
     async def upstreams(self, request: ClientRequest) -> Response:
-        """The state of every upstream, and the number of waiting requests by model."""
-        _demand(request, self._admin_keys)
-        return _shown(_together(await self._workers.ask("upstreams")))
+        """The state of every upstream, and the number of waiting requests by model. Without an
+        admin key, clients may read it."""
+        admin_key = self.config.admin_key
+        _demand(request, (admin_key,) if admin_key else self.config.api_keys)
+        return _shown(_together(await self.workers.ask("upstreams")))
 
     def _state(self) -> dict[str, Any]:
         """What this worker knows."""
-        shown = [_state_of(upstream) for upstream in self._dispatcher.fleet]
-        return {"upstreams": shown, "waiting": self._dispatcher.waiting()}
+        shown = [_state_of(upstream) for upstream in self.dispatcher.fleet]
+        return {"upstreams": shown, "waiting": self.dispatcher.waiting()}
 
     async def change(self, verb: str, request: ClientRequest) -> Response:
         """Of `{"url": …, "limit"?: int, "api_key"?: str}`. `add`: adds an upstream, or restores a
         known one; a field that is left out keeps its value, and a new upstream has only the key
         given here. `drain`: sends it no new requests. `remove`: forgets it. Running requests
         continue."""
-        if not self._config.admin_key:
+        if not self.config.admin_key:
             message = "Changes need an admin key: start the router with ADMIN_KEY."
-            raise RefusalError(errors.invalid(message, 403, "admin_disabled"))
-        _demand(request, self._admin_keys)
-        given = await self._body(request)
+            raise errors.invalid(message, 403, "admin_disabled")
+        _demand(request, (self.config.admin_key,))
+        try:
+            async with asyncio.timeout(self.config.client_idle):
+                given = await request.body.whole(MAX_CHANGE_BYTES)
+        except ValueError as error:
+            raise errors.invalid(str(error), 413) from None
+        except TimeoutError:
+            raise errors.too_slow() from None
         try:
             body = msgspec.json.decode(given)
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
             url = self._read_spec(body).url
         except (ValueError, RecursionError) as error:
-            raise RefusalError(errors.invalid(str(error))) from None
-        results = await self._workers.ask("change", (verb, body))
+            raise errors.invalid(str(error)) from None
+        results = await self.workers.ask("change", (verb, body))
         if results[0] is None:
             message = f"{url} is not an upstream."
-            raise RefusalError(errors.invalid(message, 404, "no_such_upstream"))
+            raise errors.invalid(message, 404, "no_such_upstream")
         states = [{"upstreams": [shown], "waiting": {}} for _, shown in filter(None, results)]
         return _shown(_together(states)["upstreams"][0], results[0][0])
 
     def _apply(self, change: tuple[str, dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
         """Status and state of the changed upstream; None if it is not known."""
         verb, body = change
-        spec, fleet = self._read_spec(body), self._dispatcher.fleet
+        spec, fleet = self._read_spec(body), self.dispatcher.fleet
         known = fleet.get(spec.url)
-        if verb == "add":
-            upstream = fleet.add(spec, ADMIN)
-            self._prober.probe_soon()
-        elif known is None:
+        upstream = fleet.add(spec, ADMIN) if verb == "add" else known
+        if upstream is None:
             return None
+        if verb == "add":
+            self.prober.probe_soon()
         else:
-            upstream = known
             upstream.draining = True
-            if verb == "remove":
-                fleet.remove(spec.url)
-        self._dispatcher.fleet_changed()
+        if verb == "remove":
+            fleet.remove(spec.url)
+        self.dispatcher.tick(monotonic())
         return (201 if known is None else 200), _state_of(upstream)
-
-    async def _body(self, request: ClientRequest) -> bytes:
-        try:
-            async with asyncio.timeout(self._config.client_idle):
-                return await request.body.whole(MAX_CHANGE_BYTES)
-        except ValueError as error:
-            problem = errors.invalid(str(error), 413)
-        except BrokenBodyError as error:
-            problem = errors.broken_body(error)
-        except TimeoutError:
-            problem = errors.too_slow()
-        raise RefusalError(problem)
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
         user who may add servers could learn it by adding their own."""
-        least = self._config.workers
-        asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
-        asked = replace(asked, limit=self._workers.share(asked.limit))
+        least = self.config.workers
+        asked = parse_upstream(body["url"], self.config.max_connect_per_upstream)
+        asked = replace(asked, limit=self.workers.share(asked.limit))
         if asked.dns:
             raise ValueError("a dns+ name is allowed only in UPSTREAMS and the upstreams file")
-        known = self._dispatcher.fleet.remembered(asked.url)
+        known = self.dispatcher.fleet.remembered(asked.url)
         spec = asked if known is None else known.spec
         limit, key = body.get("limit", least), body.get("api_key", spec.key)
         if type(limit) is not int or limit < least:
             raise ValueError(f"limit must be a whole number of at least {least}, not {limit!r}")
-        limit = self._workers.share(limit) if "limit" in body else spec.limit
+        limit = self.workers.share(limit) if "limit" in body else spec.limit
         if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
             raise ValueError("api_key must be a string of printable ASCII characters")
         return replace(spec, limit=limit, key=key)
@@ -186,7 +171,7 @@ class Admin:
 def _demand(request: ClientRequest, keys: tuple[str, ...]) -> None:
     if keys and not holds_key(request, keys):
         message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
-        raise RefusalError(errors.no_key(message))
+        raise errors.no_key(message)
 
 
 def _state_of(upstream: Upstream) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,27 +16,19 @@ MOST_HELD_BYTES = 256 * 1024
 Take = Callable[[bytes], object]
 
 
-class BrokenBodyError(OSError):
-    """The body will not be complete."""
-
-
+@dataclass(slots=True, eq=False)
 class Body:
     """`client`: who sends it; None: an upstream. `is_blocked`: what takes it cannot take more for
     now. `is_whole`: everything has arrived."""
 
-    __slots__ = (
-        "_client", "_error", "_held", "_held_bytes", "_take", "_waiter", "is_blocked", "is_whole",
-    )  # fmt: skip
-
-    def __init__(self, client: Connection | None = None) -> None:
-        self._client = client
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._take: Take | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
-        self.is_blocked = False
-        self.is_whole = False
+    client: Connection | None = None
+    _held: list[bytes] = field(default_factory=list)
+    _held_bytes: int = 0
+    _take: Take | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _error: Exception | None = None
+    is_blocked: bool = False
+    is_whole: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -43,8 +36,8 @@ class Body:
 
     def block(self, is_blocked: bool) -> None:
         self.is_blocked = is_blocked
-        if self._client is not None:
-            self._client.read_or_pause()
+        if self.client is not None:
+            self.client.read_or_pause()
 
     def feed(self, data: bytes) -> None:
         if self._take is None:
@@ -84,14 +77,14 @@ class Body:
         self._take = take
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            if self._client is not None:
-                self._client.read_or_pause()  # what was held is taken
-                self._client.body_waits(True)
+            if self.client is not None:
+                self.client.read_or_pause()  # what was held is taken
+                self.client.body_waits(True)
             await self._waiter
         finally:
             self._take = _nobody
-            if self._client is not None:
-                self._client.body_waits(False)
+            if self.client is not None:
+                self.client.body_waits(False)
 
     async def whole(self, most: int) -> bytes:
         """Raises ValueError if it is longer than `most` bytes, and why it broke off."""

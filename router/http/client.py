@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from router.http.body import Body
+from router.rules.messages.errors import RouterError
 from router.rules.messages.headers import Headers, Pairs
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -145,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
             await body.flow(take)
             if is_chunked and self._transport is not None:
                 self._transport.write(b"0\r\n\r\n")
-        except OSError as error:
+        except (OSError, RouterError) as error:
             self.fail(error)
             self.abort()
 
@@ -230,7 +231,7 @@ class Pool:
     body, or after it for more than `idle_s`, gets a TimeoutError."""
 
     def __init__(self, connect_timeout_s: float, idle_s: float, shortest_s: float) -> None:
-        """`shortest_s`: of the limits that requests have."""
+        """`shortest_s`: of the limits that requests have, but for `idle_s`."""
         self.loop = asyncio.get_running_loop()
         self.idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
@@ -255,7 +256,8 @@ class Pool:
         body that is still arriving; None: it is not known.
 
         Raises UnreachableError, BrokenAnswerError, TimeoutError, and why `body` broke off."""
-        lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (method.encode(), target, _host(origin))]
+        host = origin.partition("://")[2].encode()
+        lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (method.encode(), target, host)]
         lines += [b"%b: %b" % pair for pair in headers]
         arriving = isinstance(body, Body)
         if not isinstance(body, Body):
@@ -340,7 +342,3 @@ class Pool:
                 self._idle[origin] = kept
             else:
                 del self._idle[origin]
-
-
-def _host(origin: str) -> bytes:
-    return origin.partition("://")[2].encode()

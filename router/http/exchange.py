@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
 
-from router.http.body import Body, BrokenBodyError
+from router.dispatching import AsyncDispatcher
+from router.http.body import Body
 from router.http.client import Pool, UnreachableError, UpstreamAnswer
 from router.http.server import ClientGoneError, ClientRequest
 from router.metrics import Metrics
-from router.rules.dispatch import Dispatcher
 from router.rules.load import usage_in
 from router.rules.messages import errors, headers
-from router.rules.messages.errors import Problem, Response
+from router.rules.messages.errors import Response, RouterError
 from router.rules.messages.headers import Headers, Pairs, encoded
 from router.rules.messages.sse import is_whole, whole_events
 from router.rules.request import AttemptEnd, RequestState, RoutedRequest, outcome_of
@@ -45,8 +45,8 @@ class ProxiedRequest:
     limits: dict[str, str] = field(default_factory=dict)  # headers that tell them
     body: bytearray = field(default_factory=bytearray)
     buffered_bytes: int = 0  # of the body, and of an answer that is held back
-    routed: RoutedRequest | None = None
-    takes_events: bool = False  # its answer has begun, and an error event may end it
+    routed: RoutedRequest | None = None  # None if it needs no place on an upstream
+    takes_events: bool = False  # its answer is a stream that an error event may end
     broken: str = ""
     torn: bool = False  # a part of an event was passed on
     first_byte_s: float = 0.0
@@ -58,32 +58,32 @@ class ProxiedRequest:
     attempts: list[tuple[str, float, float]] = field(default_factory=list)
     trace: Traced | None = None
 
-    def refusal(self, problem: Problem) -> Response:
-        response = errors.response(problem, self.request.path, openai=self.openai)
+    def refusal(self, error: RouterError) -> Response:
+        response = errors.response(error, self.request.path, openai=self.openai)
         response.headers += encoded({HEADER: self.request_id, **self.limits})
         return response
 
-    def break_off(self, problem: Problem) -> None:
+    def break_off(self, error: RouterError) -> None:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""
         if not self.takes_events or self.torn:
             self.request.connection.drop()
             raise ClientGoneError
-        self.request.write(b"data: " + errors.body_of(problem, self.request.path) + b"\n\n")
+        self.request.write(b"data: " + errors.body_of(error, self.request.path) + b"\n\n")
         self.request.end()
 
 
+@dataclass(slots=True)
 class BufferLimit:
     """Limits the bytes of all bodies together, so that many large ones cannot fill the memory."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.total = 0
+    limit: int
+    total: int = 0
 
     def take(self, x: ProxiedRequest, more: int, announced: int = 0) -> bool:
         """Counts bytes as those of `x`. Returns False and counts nothing if they, and those that
         were announced, do not fit."""
-        if self.total + more + announced > self._limit:
+        if self.total + more + announced > self.limit:
             return False
         self.total += more
         x.buffered_bytes += more
@@ -104,37 +104,29 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """What all attempts use."""
+    """What all requests to upstreams use."""
 
     pool: Pool
-    dispatcher: Dispatcher
+    dispatcher: AsyncDispatcher
     metrics: Metrics
     buffers: BufferLimit
     drop_authorization: bool
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One request on one upstream. `routed`: the place that it holds there, which is given back as
-    soon as the upstream is done; None if it needs none."""
+    """One request on one upstream. The place that it holds there is given back as soon as the
+    upstream is done."""
 
-    def __init__(
-        self,
-        forwarder: Forwarder,
-        x: ProxiedRequest,
-        upstream: Upstream,
-        routed: RoutedRequest | None = None,
-    ) -> None:
-        self._with = forwarder
-        self._x = x
-        self._upstream = upstream
-        self._routed = routed
-        self._answer: UpstreamAnswer | None = None
-        self._is_stream = False
-        self._takes_events = False
-        self._has_begun = False
-        self._held: bytearray | None = None  # of an answer that is not passed on yet
-        self._rest = b""  # the beginning of an event
-        self._tail = b""
+    _with: Forwarder
+    _x: ProxiedRequest
+    _upstream: Upstream
+    _answer: UpstreamAnswer | None = None
+    _is_stream: bool = False
+    _has_begun: bool = False
+    _held: bytearray | None = None  # of an answer that is not passed on yet
+    _rest: bytes = b""  # the beginning of an event
+    _tail: bytes = b""
 
     async def run(self, body: bytearray | Body, limit_s: float) -> Response | Failed | None:
         """Returns the answer, whose body must begin within `limit_s`, unless it was passed on. A
@@ -156,19 +148,19 @@ class Attempt:
                 return self._failed(AttemptEnd.DEPARTED, "its body is late", errors.too_slow())
             # A long response may begin late, and a server may pause a deferred one. Any other
             # stream that has begun must continue.
-            deferred = self._routed is not None and self._routed.deferred
+            deferred = x.routed is not None and x.routed.deferred
             stopped = x.request.status and not deferred
             outcome = AttemptEnd.FAILURE if stopped else AttemptEnd.SLOW
-            problem = errors.upstream_failed("The server was silent for too long.", 504)
-            return self._failed(outcome, f"{url} was silent for too long", problem)
-        except BrokenBodyError as error:
-            return self._failed(AttemptEnd.DEPARTED, str(error), errors.broken_body(error))
+            silent = errors.failed("The server was silent for too long.", 504)
+            return self._failed(outcome, f"{url} was silent for too long", silent)
+        except RouterError as error:  # the client's body broke off
+            return self._failed(AttemptEnd.DEPARTED, error.message, error)
         except OSError as error:
             outcome, message = AttemptEnd.FAILURE, "failed before its response was complete."
             if isinstance(error, UnreachableError):
                 outcome, message = AttemptEnd.UNREACHABLE, "could not be reached."
             reason = f"{url} failed: {error or type(error).__name__}"
-            return self._failed(outcome, reason, errors.upstream_failed(f"The server {message}"))
+            return self._failed(outcome, reason, errors.failed(f"The server {message}"))
         finally:
             if self._answer is not None:
                 x.request.connection.source = None
@@ -206,10 +198,9 @@ class Attempt:
     async def _receive(self, answer: UpstreamAnswer) -> Response | Failed | None:
         x, outcome = self._x, outcome_of(answer.status)
         self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
-        if self._is_stream:
-            # the events of a compressed stream cannot be separated
-            self._takes_events = headers.is_plain(answer.headers)
-        else:
+        # the events of a compressed stream cannot be separated
+        x.takes_events = self._is_stream and headers.is_plain(answer.headers)
+        if not self._is_stream:
             self._held = bytearray()
             if outcome is AttemptEnd.REFUSED:  # a server may send its body late
                 self._first_byte()
@@ -241,13 +232,14 @@ class Attempt:
             if len(self._held) <= HOLD_BYTES and self._with.buffers.take(self._x, len(data)):
                 return
             data, self._held = bytes(self._held), None
-        if self._takes_events:
+        x = self._x
+        if x.takes_events:
             data, self._rest = whole_events(self._rest + data)
-            self._x.torn |= not is_whole(data)
+            x.torn |= not is_whole(data)
             if not data:
                 return
-        if self._routed is not None:
-            self._routed.work.proceed(data.count(EVENT))
+        if x.routed is not None:
+            x.routed.work.proceed(data.count(EVENT))
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         self._write(data)
 
@@ -258,7 +250,6 @@ class Attempt:
             x.request.write(data)
         elif answer is not None:
             x.begun_s = monotonic() - x.started
-            x.takes_events = self._takes_events
             # an error event may lengthen a stream
             length = None if self._is_stream else answer.content_length
             x.request.begin(answer.status, self._headers(answer), length, data)
@@ -273,17 +264,17 @@ class Attempt:
 
     def _first_byte(self) -> None:
         self._has_begun = True
-        routed, x, answer = self._routed, self._x, self._answer
+        x, routed, answer = self._x, self._x.routed, self._answer
         if routed is None or answer is None or routed.state is not RequestState.PLACED:
             return
         now = monotonic()
         self._with.dispatcher.began(routed, now, answer.headers.text(b"x-engine-load"))
         x.first_byte_s = x.upstream_s = now - routed.placed_at
-        self._with.metrics.first_byte_seconds[self._upstream.url, x.model].observe(x.first_byte_s)
+        self._with.metrics.first_byte_seconds(self._upstream.url, x.model).observe(x.first_byte_s)
 
     def _done(self, outcome: AttemptEnd, end: bytes) -> None:
         """The upstream has answered; `end`: the last bytes of its answer."""
-        routed, x, answer = self._routed, self._x, self._answer
+        x, routed, answer = self._x, self._x.routed, self._answer
         if routed is None or answer is None or routed.state is not RequestState.PLACED:
             return
         now = monotonic()
@@ -292,17 +283,17 @@ class Attempt:
         pause_s = headers.retry_after_s(answer.headers) if outcome is AttemptEnd.BUSY else None
         self._with.dispatcher.release(routed, outcome, now, pause_s, usage_in(end))
 
-    def _failed(self, outcome: AttemptEnd, reason: str, problem: Problem) -> Failed | None:
-        """`problem`: for the client; it names no address. An answer that has begun is ended in a
+    def _failed(self, outcome: AttemptEnd, reason: str, error: RouterError) -> Failed | None:
+        """`error`: for the client; it names no address. An answer that has begun is ended in a
         recognisable way."""
-        routed, x = self._routed, self._x
+        x, routed = self._x, self._x.routed
         if routed is not None and routed.state is RequestState.PLACED:
             self._with.dispatcher.release(routed, outcome, monotonic())
         if routed is None or x.request.status:
             x.broken = reason
         if not x.request.status:
-            return Failed(reason, x.refusal(problem))
+            return Failed(reason, x.refusal(error))
         if routed is not None:
-            self._with.metrics.broken[self._upstream.url, x.model].inc()
-        x.break_off(problem)
+            self._with.metrics.broken(self._upstream.url, x.model).inc()
+        x.break_off(error)
         return None

@@ -6,13 +6,12 @@ place on an upstream, since they run no inference. They are never retried, since
 keep their bodies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from router.config import ANY, RouterConfig
 from router.http.server import ClientRequest
 from router.rules.fleet import Upstreams
 from router.rules.messages import errors
-from router.rules.messages.errors import Problem
 from router.rules.upstream import RESPONSES, Upstream
 
 BATCHES = "/v1/batches"
@@ -25,49 +24,46 @@ def keeper(config: RouterConfig, fleet: Upstreams, response_id: str) -> Upstream
     return None if config.batch_upstream == ANY else fleet.keeper(response_id)
 
 
-def choose(
-    config: RouterConfig, fleet: Upstreams, request: ClientRequest, now: float
-) -> Upstream | Problem:
+def choose(config: RouterConfig, fleet: Upstreams, request: ClientRequest, now: float) -> Upstream:
+    """Raises RouterError."""
     if not config.batch_upstream and not request.path.startswith(RESPONSES):
         message = (
             "This router does not serve files and batches: BATCH_UPSTREAM is not set. "
             "Allowed: the URL of one of its upstreams, or 'any' if they share a database."
         )
-        return Problem(501, "invalid_request_error", "no_batch_upstream", message)
-    candidates = _candidates(config, fleet, request)
-    if isinstance(candidates, Problem):
-        return candidates
-    usable = [upstream for upstream in candidates if upstream.usable(now)]
+        raise errors.invalid(message, 501, "no_batch_upstream")
+    usable = [u for u in _candidates(config, fleet, request) if u.usable(now)]
     if not usable:
         message = "No upstream that keeps what is asked for is ready."
-        return errors.unavailable(message, "no_upstream_ready")
+        raise errors.unavailable(message, "no_upstream_ready")
     return min(usable, key=lambda upstream: upstream.in_flight)
 
 
 def _candidates(
     config: RouterConfig, fleet: Upstreams, request: ClientRequest
-) -> Sequence[Upstream] | Problem:
+) -> Iterable[Upstream]:
+    """Raises RouterError."""
     if request.path.startswith(RESPONSES):
         id = request.path.removeprefix(RESPONSES + "/").partition("/")[0]
         found = keeper(config, fleet, id)
-        return list(fleet) if found is None else [found]
+        return fleet if found is None else [found]
     if config.batch_upstream != ANY:
         return [upstream for upstream in fleet if upstream.url == config.batch_upstream]
     if (request.method, request.path) != ("POST", BATCHES):
-        return list(fleet)
+        return fleet
     # a batch gets the model of the server that accepts it; its lines may name no other
     if not fleet.all_probed():
         return []  # the models are not known yet
     known = list(fleet.models())
-    model = request.headers.text(b"x-model") or config.default_model
-    if model:
-        if fleet.complete():
-            return fleet.serving(model) or errors.unknown_model(model, known)
-        return fleet.serving(model)
+    if model := request.headers.text(b"x-model") or config.default_model:
+        serving = fleet.serving(model)
+        if not serving and fleet.complete():
+            raise errors.unknown_model(model, known)
+        return serving
     if len(known) > 1:
         message = (
             "The servers have several models: name the batch's model in the X-Model header, "
             f"all available models: {', '.join(known)}."
         )
-        return Problem(400, "invalid_request_error", "model_required", message, "X-Model")
-    return list(fleet)
+        raise errors.invalid(message, 400, "model_required", "X-Model")
+    return fleet

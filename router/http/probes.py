@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -50,23 +50,20 @@ def parse_models(body: bytes) -> dict[str, bytes]:
     return models
 
 
+@dataclass(slots=True, eq=False)
 class Prober:
     """Keeps the dispatcher's fleet up to date. `set_sources` sets the operator's upstreams."""
 
-    def __init__(
-        self, dispatcher: AsyncDispatcher, pool: Pool, interval_s: float, timeout_s: float
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._fleet = dispatcher.fleet
-        self._pool = pool
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._names: list[Spec] = []
-        self._wake = asyncio.Event()
+    dispatcher: AsyncDispatcher
+    pool: Pool
+    interval_s: float
+    timeout_s: float
+    _names: list[Spec] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
         """Takes over the operator's lists, by source, and probes at once."""
-        fleet = self._fleet
+        fleet = self.dispatcher.fleet
         fleet.forget_removals()
         self._names = [s for specs in sources.values() for s in specs if s.dns]
         for source, specs in sources.items():
@@ -75,7 +72,7 @@ class Prober:
         for gone in {u.source for u in fleet if u.source.startswith("dns+")} - wanted:
             fleet.reconcile(gone, [])
         fleet.unresolved = wanted - {u.source for u in fleet}
-        self._dispatcher.fleet_changed()
+        self.dispatcher.tick(monotonic())
         self.probe_soon()
 
     def probe_soon(self) -> None:
@@ -88,14 +85,14 @@ class Prober:
         while True:
             self._wake.clear()
             await asyncio.gather(*(self._resolve(spec) for spec in self._names))
-            await asyncio.gather(*map(self._probe, self._fleet))
-            next_s = monotonic() + self._interval_s
+            await asyncio.gather(*map(self._probe, self.dispatcher.fleet))
+            next_s = monotonic() + self.interval_s
             while not self._wake.is_set() and (left_s := next_s - monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(AGAIN_S, left_s)):
                         await self._wake.wait()
                 if left_s > AGAIN_S and not self._wake.is_set():
-                    lost = [upstream for upstream in self._fleet if not upstream.ready]
+                    lost = [upstream for upstream in self.dispatcher.fleet if not upstream.ready]
                     await asyncio.gather(*map(self._probe, lost))
 
     async def _resolve(self, spec: Spec) -> None:
@@ -116,7 +113,7 @@ class Prober:
             urls.add(f"{parts.scheme}://{host}:{port}")
         # Sorted: the order of DNS answers changes, and the order of upstreams breaks ties.
         specs = [replace(spec, url=url, dns=False) for url in sorted(urls)]
-        self._fleet.reconcile(f"dns+{spec.url}", specs)
+        self.dispatcher.fleet.reconcile(f"dns+{spec.url}", specs)
 
     async def _models(self, spec: Spec) -> dict[str, bytes]:
         """Those that it serves. Raises OSError, and ValueError if the answer is not 200, too long
@@ -125,13 +122,13 @@ class Prober:
         if spec.key is not None:
             headers["Authorization"] = f"Bearer {spec.key}"
         path = "/health" if spec.models else "/v1/models"
-        answer = await self._pool.ask("GET", spec.url, path.encode(), encoded(headers))
+        answer = await self.pool.ask("GET", spec.url, path.encode(), encoded(headers))
         try:
             if answer.status != 200:
                 raise ValueError(f"its {path} returned {answer.status}")
             body = await answer.body.whole(MAX_LIST_BYTES)
         finally:
-            self._pool.done(answer)
+            self.pool.done(answer)
         if not spec.models:
             return parse_models(body)
         return {m: msgspec.json.encode({"id": m, "object": "model"}) for m in spec.models}
@@ -140,10 +137,10 @@ class Prober:
         before = (upstream.probed, upstream.ready)
         begun = monotonic()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 models = await self._models(upstream.spec)
         except TimeoutError:
-            upstream.probe_failed(f"no response in {self._timeout_s:g} s", timed_out=True)
+            upstream.probe_failed(f"no response in {self.timeout_s:g} s", timed_out=True)
         except Exception as failure:  # whatever one upstream sends, the others are probed
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)
         else:
@@ -156,4 +153,4 @@ class Prober:
                 models=list(upstream.models),
                 error=upstream.last_error,
             )
-        self._dispatcher.fleet_changed()
+        self.dispatcher.tick(monotonic())

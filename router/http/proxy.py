@@ -2,6 +2,7 @@
 is told of each that has ended: its trace, its line of the record, metrics, log."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -10,22 +11,12 @@ from time import monotonic, time_ns
 
 from router import log
 from router.config import RouterConfig, aliased
-from router.dispatching import AsyncDispatcher
 from router.http import jobs
-from router.http.body import BrokenBodyError
-from router.http.client import Pool
-from router.http.exchange import (
-    Attempt,
-    BufferLimit,
-    Failed,
-    Forwarder,
-    ProxiedRequest,
-)
+from router.http.exchange import Attempt, Failed, Forwarder, ProxiedRequest
 from router.http.server import ClientGoneError, ClientRequest
-from router.metrics import Metrics
 from router.rules.load import RequestWork
 from router.rules.messages import errors, headers
-from router.rules.messages.errors import Problem, RefusalError, Response
+from router.rules.messages.errors import Response, RouterError
 from router.rules.messages.request_body import (
     RequestBody,
     parse_body,
@@ -63,45 +54,43 @@ class Proxy:
     def __init__(
         self,
         config: RouterConfig,
-        dispatcher: AsyncDispatcher,
-        pool: Pool,
-        metrics: Metrics,
-        buffers: BufferLimit,
+        forwarder: Forwarder,
         journal: Journal | None,
         tracing: Tracing | None,
     ) -> None:
         self._config = config
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._buffers = buffers
+        self._with = forwarder
         self._journal = journal
         self._tracing = tracing
-        self._forwarder = Forwarder(pool, dispatcher, metrics, buffers, bool(config.api_keys))
         self._aliases: dict[str, list[str]] = {}
         for name, model in map(aliased, config.alias):
             self._aliases.setdefault(name, []).append(model)
-        self._by_prefix = config.policy == "prefix"
         self._running: set[ProxiedRequest] = set()
-        self._idle = asyncio.Event()
+        self._ended = asyncio.Event()  # a request, while it drains
         self.draining = False
         self._stopping = False
 
-    @property
-    def running(self) -> int:
-        """Requests not answered yet."""
-        return len(self._running)
+    async def drain(self, timeout_s: float, grace_s: float) -> None:
+        """Refuses new requests and lets accepted ones finish. At the limit it ends the rest, within
+        `grace_s`: streams that have begun get an error event."""
+        self.draining = True
+        log.event(logging.INFO, "draining", running=len(self._running))
+        await self._idle(timeout_s)
+        if self._running:
+            log.event(logging.WARNING, "drain limit reached", running=len(self._running))
+            self._stopping = True
+            for x in self._running:
+                x.request.connection.cancel()
+            await self._idle(grace_s)
+        log.event(logging.INFO, "stopped", running=len(self._running))
 
-    async def idle(self) -> None:
-        """Returns when no request runs any more. For draining."""
-        while self._running:
-            self._idle.clear()
-            await self._idle.wait()
-
-    def stop(self) -> None:
-        """Ends the running requests; streams that have begun get an error event."""
-        self._stopping = True
-        for x in self._running:
-            x.request.connection.cancel()
+    async def _idle(self, limit_s: float) -> None:
+        """Returns when no request runs any more, or at the limit."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._running:
+                    self._ended.clear()
+                    await self._ended.wait()
 
     async def handle(self, answering: Answering, request: ClientRequest) -> Response | None:
         """Answers one request in the way of `infer`, `relay` or `tokenize`, whatever happens. If
@@ -118,15 +107,15 @@ class Proxy:
             response = await answering(x)
             status = response.status if response is not None else request.status
             return response
-        except RefusalError as refused:
-            status = refused.problem.status
-            return x.refusal(refused.problem)
+        except RouterError as refused:
+            status = refused.status
+            return x.refusal(refused)
         except ClientGoneError:
-            self._metrics.departed.inc()
+            self._with.metrics.departed.inc()
             raise
         except asyncio.CancelledError:
             if not self._stopping:
-                self._metrics.departed.inc()
+                self._with.metrics.departed.inc()
                 raise
             status = 503
             stopped = errors.unavailable("The router was shut down.", "shutting_down")
@@ -134,63 +123,60 @@ class Proxy:
         except Exception:
             status = 500
             log.LOGGER.exception("internal error", extra={"fields": {"request": x.request_id}})
-            broken = Problem(500, "server_error", "internal_error", "The router failed.")
-            return self._abandon(x, broken)
+            return self._abandon(x, errors.failed("The router failed.", 500, "internal_error"))
         finally:
             self._running.discard(x)
-            if self.draining and not self._running:
-                self._idle.set()
-            self._buffers.release_all(x)
+            if self.draining:
+                self._ended.set()
+            self._with.buffers.release_all(x)
             now = monotonic()
             if x.routed is not None:
-                self._dispatcher.leave(x.routed, now)
+                self._with.dispatcher.leave(x.routed, now)
             self._report(x, status, now)
 
     def _let_in(self, request: ClientRequest) -> None:
         if self.draining:
-            problem = errors.unavailable("The router is shutting down.", "shutting_down")
-            problem.headers["Connection"] = "close"
-            raise RefusalError(problem)
+            error = errors.unavailable("The router is shutting down.", "shutting_down")
+            error.headers["Connection"] = "close"
+            raise error
         if self._config.api_keys and not holds_key(request, self._config.api_keys):
-            raise RefusalError(errors.no_key("A valid API key is required."))
+            raise errors.no_key("A valid API key is required.")
 
-    def _abandon(self, x: ProxiedRequest, problem: Problem) -> Response | None:
+    def _abandon(self, x: ProxiedRequest, error: RouterError) -> Response | None:
         """Sends an error instead of the answer, or at the end of an answer that has begun."""
         if not x.request.status:
-            return x.refusal(problem)
-        x.break_off(problem)
+            return x.refusal(error)
+        x.break_off(error)
         return None
 
     # --- the ways of answering -----------------------------------------------------------------
 
     async def relay(self, x: ProxiedRequest) -> Response | None:
         """A request about files, batches or stored responses."""
-        upstream = jobs.choose(self._config, self._dispatcher.fleet, x.request, monotonic())
-        if isinstance(upstream, Problem):
-            raise RefusalError(upstream)
+        upstream = jobs.choose(self._config, self._with.dispatcher.fleet, x.request, monotonic())
         body = x.request.body if x.request.has_body else bytearray()
-        result = await Attempt(self._forwarder, x, upstream).run(body, self._config.stream_idle)
+        result = await Attempt(self._with, x, upstream).run(body, self._config.stream_idle)
         return result.response if isinstance(result, Failed) else result
 
     async def tokenize(self, x: ProxiedRequest) -> Response | None:
         """A text that is to become tokens, or the reverse: takes no place on an upstream, since it
         runs no inference, and does not wait for one."""
         await self._read(x)
-        fleet, now = self._dispatcher.fleet, monotonic()
+        fleet, now = self._with.dispatcher.fleet, monotonic()
         having = fleet.serving(x.model)
         if not having and fleet.complete():
-            raise RefusalError(errors.unknown_model(x.model, list(fleet.models())))
+            raise errors.unknown_model(x.model, list(fleet.models()))
         result: Failed | Response | None = None
         idle_s = self._config.stream_idle
         usable = [upstream for upstream in having if upstream.usable(now)]
         for upstream in sorted(usable, key=lambda upstream: upstream.in_flight):
-            result = await Attempt(self._forwarder, x, upstream).run(x.body, idle_s)
+            result = await Attempt(self._with, x, upstream).run(x.body, idle_s)
             if not isinstance(result, Failed):
                 return result
         if isinstance(result, Failed):
             return result.response
         message = f"No upstream with {x.model} is ready."
-        raise RefusalError(errors.unavailable(message, "no_upstream_ready"))
+        raise errors.unavailable(message, "no_upstream_ready")
 
     async def infer(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
@@ -198,22 +184,22 @@ class Proxy:
         failed: Failed | None = None
         limit_s = self._config.timeout / 1000
         while True:
-            await self._dispatcher.place(routed)
-            x.limits = self._dispatcher.minutes.headers(routed.client, monotonic())
+            await self._with.dispatcher.place(routed)
+            x.limits = self._with.dispatcher.minutes.headers(routed.client, monotonic())
             if routed.refusal is not None:
                 # the failure of an attempt explains more to the client than the refusal
                 if failed is not None:
                     return failed.response
-                raise RefusalError(self._explain(routed))
+                raise self._explain(routed)
             upstream = routed.placed_on()
-            result = await Attempt(self._forwarder, x, upstream, routed).run(x.body, limit_s)
+            result = await Attempt(self._with, x, upstream).run(x.body, limit_s)
             if not isinstance(result, Failed):
                 return result
             log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
-            if not self._dispatcher.may_retry(routed, monotonic()):
+            if not self._with.dispatcher.may_retry(routed, monotonic()):
                 return result.response
             failed = result
-            self._metrics.retries[upstream.url, x.model].inc()
+            self._with.metrics.retries(upstream.url, x.model).inc()
             back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(routed.tried) - 1))
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
 
@@ -222,19 +208,20 @@ class Proxy:
         # clients of one address differ only in a key that was checked
         key = key_of(x.request) if self._config.api_keys else b""
         client = f"{key!r}" if key else x.request.remote or "unknown"
-        priority = priority_in(body.priority)
-        if priority is None:
-            priority = priority_in(sent.get(b"x-priority", b"")) or 0
+        priority, user = 0, ""
+        if self._config.queue_order == "fair":
+            asked = priority_in(body.priority)
+            if asked is None:
+                asked = priority_in(sent.get(b"x-priority", b"")) or 0
+            priority = max(asked, self._config.max_priority)
+            user = client if key else (sent.text(b"x-user-id") or body.user_name or client)[:256]
         beginnings: Sequence[int] = ()
-        if self._by_prefix:
+        if self._config.policy == "prefix":
             session = sent.get(b"x-session-id", b"")
             beginnings = prefixes(session or body.session, body.prompt)
         previous, prompt, only = body.previous, body.prompt, None
         if previous:
-            only = jobs.keeper(self._config, self._dispatcher.fleet, previous)
-        user = client
-        if not key:
-            user = (sent.text(b"x-user-id") or body.user_name or client)[:256]
+            only = jobs.keeper(self._config, self._with.dispatcher.fleet, previous)
         return RoutedRequest(
             x.model,
             body.deferred,
@@ -242,7 +229,7 @@ class Proxy:
             only,
             client,
             body.is_repeatable(x.request.path),
-            max(priority, self._config.max_priority),
+            priority,
             user,
             RequestWork(len(prompt), body.max_tokens),
         )
@@ -250,17 +237,17 @@ class Proxy:
     # --- the body --------------------------------------------------------------------------------
 
     async def _read(self, x: ProxiedRequest) -> RequestBody:
-        """Reads body and model. Raises RefusalError."""
+        """Reads body and model. Raises RouterError."""
         if not headers.is_plain(x.request.headers):
-            raise RefusalError(errors.invalid("Compressed request bodies are not accepted.", 415))
+            raise errors.invalid("Compressed request bodies are not accepted.", 415)
         await self._read_body(x)
         try:
             body = parse_body(x.body)
         except ValueError as error:
-            raise RefusalError(errors.invalid(str(error))) from None
+            raise errors.invalid(str(error)) from None
         x.openai = x.request.path == "/tokenize" and not body.in_tgis_field
         model = body.model or self._named(x.request)
-        if model in PLACEHOLDERS and len(known := self._dispatcher.fleet.models()) == 1:
+        if model in PLACEHOLDERS and len(known := self._with.dispatcher.fleet.models()) == 1:
             model = next(iter(known))
         x.model = self.model_for(model)
         if x.model != model and body.model:
@@ -272,59 +259,56 @@ class Proxy:
         limit, body = self._config.max_body_bytes, x.request.body
         announced = x.request.content_length or 0
 
-        def too_large() -> RefusalError:
+        def too_large() -> RouterError:
             text = f"The body exceeds {limit} bytes (MAX_BODY_BYTES)."
-            return RefusalError(errors.invalid(text, 413))
+            return errors.invalid(text, 413)
 
         def take(data: bytes) -> None:
             x.body += data
             if len(x.body) > limit:
                 raise too_large()
-            if not self._buffers.take(x, len(data), max(0, announced - len(x.body))):
-                raise RefusalError(errors.buffers_full())
+            if not self._with.buffers.take(x, len(data), max(0, announced - len(x.body))):
+                raise errors.buffers_full()
 
         if announced > limit:
             raise too_large()
-        if not self._buffers.take(x, 0, announced):
-            raise RefusalError(errors.buffers_full())
+        if not self._with.buffers.take(x, 0, announced):
+            raise errors.buffers_full()
         try:
             if body.is_whole:
                 await body.flow(take)
             else:
                 async with asyncio.timeout(self._config.client_idle):
                     await body.flow(take)
-        except BrokenBodyError as error:
-            raise RefusalError(errors.broken_body(error)) from None
         except TimeoutError:
-            raise RefusalError(errors.too_slow()) from None
+            raise errors.too_slow() from None
 
     def _named(self, request: ClientRequest) -> str:
-        """The model of a request whose body names none. Raises RefusalError."""
+        """The model of a request whose body names none. Raises RouterError."""
         if engine := ENGINE.fullmatch(request.path):
             return engine[1]
         if model := request.headers.text(b"x-model") or self._config.default_model:
             return model
-        known = list(self._dispatcher.fleet.models())
+        known = list(self._with.dispatcher.fleet.models())
         if len(known) == 1:
             return known[0]
-        if not known and not self._dispatcher.fleet.complete():
-            raise RefusalError(errors.unavailable("No upstream is known yet.", "no_upstream_ready"))
+        if not known and not self._with.dispatcher.fleet.complete():
+            raise errors.unavailable("No upstream is known yet.", "no_upstream_ready")
         available = ", ".join(known) or "none"
         message = f"'model' (or X-Model) is required, all available models: {available}."
-        kind = "invalid_request_error"
-        raise RefusalError(Problem(422, kind, "model_required", message, "model"))
+        raise errors.invalid(message, 422, "model_required", "model")
 
     def model_for(self, name: str) -> str:
         """The model of that name, or the one that its aliases name for now."""
         if name not in self._aliases:
             return name
-        return self._dispatcher.fleet.available([name, *self._aliases[name]], monotonic())
+        return self._with.dispatcher.fleet.available([name, *self._aliases[name]], monotonic())
 
     # --- what is told ------------------------------------------------------------------------
 
-    def _explain(self, routed: RoutedRequest) -> Problem:
-        reason, dispatcher = routed.refusal, self._dispatcher
-        self._metrics.refused[reason.value if reason else "",].inc()
+    def _explain(self, routed: RoutedRequest) -> RouterError:
+        reason, dispatcher = routed.refusal, self._with.dispatcher
+        self._with.metrics.refused(reason.value if reason else "").inc()
         if routed.over_limit is not None:
             return errors.over_limit(routed.over_limit)
         if reason is NoPlace.UNKNOWN_MODEL:
@@ -358,11 +342,11 @@ class Proxy:
             }
             self._journal.write(line)
         if upstream is not None:
-            self._metrics.requests[upstream, x.model, str(status)].inc()
-            self._metrics.queue_seconds[x.model,].observe(queued_s)
+            self._with.metrics.requests(upstream, x.model, str(status)).inc()
+            self._with.metrics.queue_seconds(x.model).observe(queued_s)
             if x.begun_s and tried == 1:
                 added_s = max(0.0, x.begun_s - queued_s - x.upstream_s)
-                self._metrics.added_seconds.observe(added_s)
+                self._with.metrics.added_seconds.observe(added_s)
         level = logging.WARNING if status >= 500 or x.broken else logging.DEBUG
         if log.LOGGER.isEnabledFor(level):
             log.event(

@@ -15,7 +15,7 @@ from router.http.jobs import PATHS
 from router.http.proxy import ENGINE, Proxy
 from router.http.server import CONTINUE, ClientRequest
 from router.rules.messages import errors
-from router.rules.messages.errors import RefusalError, Response
+from router.rules.messages.errors import Response, RouterError
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import RESPONSES
 from router.workers import WorkersSilentError
@@ -57,8 +57,8 @@ class Routes:
         try:
             self._judge(request)
             response = await self.handler(request.method, request.path)(request)
-        except RefusalError as refused:
-            response = errors.response(refused.problem, request.path)
+        except RouterError as refused:
+            response = errors.response(refused, request.path)
         except WorkersSilentError:
             silent = errors.unavailable("Not every worker answers.", "overloaded")
             response = errors.response(silent, request.path)
@@ -69,7 +69,7 @@ class Routes:
         return response
 
     def _judge(self, request: ClientRequest) -> None:
-        """Raises RefusalError if a foreign web page sent it (the rules of `web/browsers.py`, for
+        """Raises RouterError if a foreign web page sent it (the rules of `web/browsers.py`, for
         every path), and if a server may resolve its path to one that was not checked."""
         sent = request.headers
         refused = self._rules.refusal(
@@ -79,14 +79,14 @@ class Routes:
             sent.text(b"sec-fetch-site").replace(", ", ","),
         )
         if refused is not None:
-            raise RefusalError(errors.invalid(refused, 403, "forbidden"))
+            raise errors.invalid(refused, 403, "forbidden")
         path = request.path
         if "." in path and not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
             message = "The path must not contain the segments '.' and '..', encoded or not."
-            raise RefusalError(errors.invalid(message))
+            raise errors.invalid(message)
         if sent.get(b"expect", CONTINUE).lower() != CONTINUE:
             message = "The header Expect may be 100-continue."
-            raise RefusalError(errors.invalid(message, 417, "expectation_failed"))
+            raise errors.invalid(message, 417, "expectation_failed")
 
     def _handler(self, method: str, path: str) -> Handler:
         own = "GET" if method == "HEAD" else method
@@ -138,4 +138,4 @@ async def _preflight(request: ClientRequest) -> Response:
 
 async def _nowhere(request: ClientRequest) -> Response:
     message = f"There is no {request.method} {request.path} here."
-    raise RefusalError(errors.invalid(message, 404, "not_found"))
+    raise errors.invalid(message, 404, "not_found")

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 import httptools
 
 from router import log
-from router.http.body import Body, BrokenBodyError
+from router.http.body import Body
 from router.rules.messages import errors
-from router.rules.messages.errors import Problem, RefusalError, Response
+from router.rules.messages.errors import Response, RouterError
 from router.rules.messages.headers import Headers, Pairs
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ClientRequest:
         self.target = target
         self.path = unquote(target.partition(b"?")[0].decode("ascii"))
         self.remote = connection.remote
-        self.refusal: Problem | None = None
+        self.refusal: RouterError | None = None
         self.is_http11 = True
         self.keep_alive = False
         self.has_body = False
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._limit.cancel()
         self._catch_up()
         for request in self._requests:
-            request.body.fail(BrokenBodyError("The client left."))
+            request.body.fail(errors.broken_body("The client left."))
         self.cancel()
         del self._parser  # it refers to this object, too
         self.connections.closed(self)
@@ -168,11 +168,11 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, RefusalError):
+            if not isinstance(cause, RouterError):
                 log.LOGGER.exception("internal error")
                 self.drop()
                 return
-            self._refuse(cause.problem)
+            self._refuse(cause)
         except httptools.HttpParserError as error:
             self._refuse(errors.invalid(f"The request is malformed: {error}"))
         else:
@@ -255,14 +255,14 @@ class Connection(asyncio.Protocol):
             return
         self._target, self._pairs, self._head_bytes, self._in_head = b"", [], 0, True
         if len(self._requests) > MOST_AHEAD_AT_ONCE:
-            raise RefusalError(errors.invalid("Too many requests before an answer."))
+            raise errors.invalid("Too many requests before an answer.")
 
     def on_url(self, url: bytes) -> None:
         if self._replays:
             return
         self._target += url
         if len(self._target) > MAX_LINE_BYTES:
-            raise RefusalError(_head_too_long())
+            raise _head_too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         long = max(len(name) + len(value), self._head_bytes - MAX_HEAD_BYTES + MAX_LINE_BYTES)
         if long > MAX_LINE_BYTES or len(self._pairs) > MAX_HEADERS:
-            raise RefusalError(_head_too_long())
+            raise _head_too_long()
 
     def on_headers_complete(self) -> None:
         if self._replays:
@@ -317,15 +317,15 @@ class Connection(asyncio.Protocol):
                 self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.connections.set_waiting(self, waits)
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, error: RouterError) -> None:
         """Answers what cannot be read, after the requests before it."""
         self._deaf = True
         if not self._in_head and self._arriving is not None and not self._arriving.body.is_whole:
-            self._arriving.body.fail(BrokenBodyError(problem.message))
+            self._arriving.body.fail(errors.broken_body(error.message))
             return
         request = ClientRequest(self, "", b"", Headers(self._pairs))
         request.body.end()
-        request.refusal = problem
+        request.refusal = error
         self._requests.append(request)
         if self._task is None:
             self._next()
@@ -385,21 +385,21 @@ class Connection(asyncio.Protocol):
 
 
 def _judge(request: ClientRequest, version: str) -> None:
-    """Reads from the head how its body is framed. Raises RefusalError."""
+    """Reads from the head how its body is framed. Raises RouterError."""
     headers = request.headers
     request.is_http11 = version == "1.1"
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if version not in ("1.0", "1.1"):
-        raise RefusalError(errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here."))
+        raise errors.invalid("Only versions 1.0 and 1.1 of HTTP are spoken here.")
     if request.method == "CONNECT" or not request.target.startswith((b"/", b"*")):
-        raise RefusalError(errors.invalid("The request's target must be a path."))
+        raise errors.invalid("The request's target must be a path.")
     if encoding and (encoding.lower() != b"chunked" or not request.is_http11):
-        raise RefusalError(errors.invalid("The only Transfer-Encoding is chunked."))
+        raise errors.invalid("The only Transfer-Encoding is chunked.")
     request.content_length = int(length) if length else None
     request.has_body = bool(encoding or request.content_length)
 
 
-def _head_too_long() -> Problem:
+def _head_too_long() -> RouterError:
     text = (
         f"The request's line or a header is longer than {MAX_LINE_BYTES} bytes, all together than "
         f"{MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS} headers."

@@ -1,7 +1,7 @@
 """The circuit breaker of one upstream. Pure: callers pass the time.
 
 It is closed until at least `LEAST_FAILURES` and at least half of the last `REMEMBERED` verdicts of
-the last `WINDOW_S` seconds are failures. Then it is open for `open_s`, then half-open: it admits
+the last `WINDOW_S` seconds are failures. Then it is open for `OPEN_S`, then half-open: it admits
 one request at a time, and `CLOSE_AFTER` successes close it again. The states are those of M.
 Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
 
@@ -15,11 +15,13 @@ many good answers it gave before.
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 
 LEAST_FAILURES = 5
 REMEMBERED = 20
 WINDOW_S = 60.0
+OPEN_S = 5.0
 CLOSE_AFTER = 2
 FROM_ONE_CLIENT = 2
 
@@ -32,6 +34,7 @@ class BreakerState(Enum):
     OPEN = 2
 
 
+@dataclass(slots=True, eq=False)
 class Breaker:
     """Counts verdicts on requests and decides whether the next one may be sent.
 
@@ -39,22 +42,19 @@ class Breaker:
     stream that began before the breaker opened says nothing about the upstream now.
     """
 
-    __slots__ = ("_open_s", "_state", "_successes", "_trial", "_verdicts", "epoch", "open_until")
-
-    def __init__(self, open_s: float) -> None:
-        self._open_s = open_s
-        self._state = BreakerState.CLOSED
-        self._verdicts: deque[tuple[float, bool, str]] = deque(
-            maxlen=REMEMBERED
-        )  # when, failed, client
-        self._successes = 0  # of trials
-        self._trial = False
-        self.epoch = 0
-        self.open_until = 0.0
+    epoch: int = 0
+    _open_until: float = 0.0
+    _state: BreakerState = BreakerState.CLOSED
+    # when, whether it failed, and whose request it was
+    _verdicts: deque[tuple[float, bool, str]] = field(
+        default_factory=lambda: deque(maxlen=REMEMBERED)
+    )
+    _successes: int = 0  # of trials
+    _trial: bool = False
 
     def state(self, now: float) -> BreakerState:
         """The state at `now`. An open breaker becomes half-open when its time is over."""
-        if self._state is BreakerState.OPEN and now >= self.open_until:
+        if self._state is BreakerState.OPEN and now >= self._open_until:
             self._enter(BreakerState.HALF_OPEN)
         return self._state
 
@@ -104,7 +104,7 @@ class Breaker:
             opens = self._fails_too_often(now)
         if opens:
             self._enter(BreakerState.OPEN)
-            self.open_until = now + self._open_s
+            self._open_until = now + OPEN_S
         return opens or self._state is BreakerState.CLOSED
 
     def _fails_too_often(self, now: float) -> bool:

@@ -8,6 +8,7 @@ fails, the fleet sees about 1.2 times the load instead of a multiple (the idea i
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 from math import floor
 
 WINDOW_S = 10
@@ -15,15 +16,13 @@ RATIO = 0.2
 FLOOR = 10
 
 
+@dataclass(slots=True, eq=False)
 class RetryBudget:
     """Counts in buckets of one second, so that its memory does not grow with the load."""
 
-    __slots__ = ("_buckets", "_retries", "_sent")
-
-    def __init__(self) -> None:
-        self._buckets: deque[list[int]] = deque()  # [second, sent, retries]
-        self._sent = 0
-        self._retries = 0
+    _buckets: deque[list[int]] = field(default_factory=deque)  # [second, sent, retries]
+    _sent: int = 0
+    _retries: int = 0
 
     def sent(self, now: float) -> None:
         """Counts a request that was sent to the upstream first, not as a retry."""

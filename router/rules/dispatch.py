@@ -8,9 +8,9 @@ does not overtake any request of its model and class, whatever the order of the 
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 
-from router.rules.breaker import BreakerState
 from router.rules.fleet import Upstreams
 from router.rules.limits import MinuteLimits
 from router.rules.load import Forecast, StatedUsage
@@ -32,13 +32,12 @@ class Dispatcher:
         policy: RoutingPolicy,
         limits: DispatchLimits,
         decided: Callable[[RoutedRequest], None],
-        fair: Fair | None,
     ) -> None:
         self.fleet = fleet
         self._policy = policy
         self._limits = limits
         self._decided = decided
-        self._fair = fair
+        self._fair = Fair()
         self.minutes = MinuteLimits(limits.requests_per_minute, limits.tokens_per_minute)
         self._queues: dict[tuple[bool, str], Queue] = {}  # by (deferred, model)
         self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
@@ -159,34 +158,16 @@ class Dispatcher:
 
     def tick(self, now: float) -> None:
         """Places waiting requests that can be placed now and refuses those whose time is over. Call
-        it when the fleet changed and at `next_tick`."""
+        it when the fleet changed, and again and again while requests wait."""
         if self._queues:
             self._expire(now)
             self._serve(now)
 
-    def next_tick(self, now: float) -> float | None:
-        """When time alone may change something; None if no request waits."""
-        if not self._queues:
-            return None
-        times = [queue.oldest.deadline for queue in self._queues.values()]
-        for since in self._unserved.values():
-            times.append(since + self._limits.wait_for_s)
-        for (_, model), queue in self._queues.items():
-            if model in self._unserved:
-                times.append(queue.oldest.arrived + self._limits.wait_for_s)
-        times += map(self._waits_until, self._bound.values())
-        for upstream in self.fleet:
-            times.append(upstream.paused_until)
-            if upstream.breaker.state(now) is BreakerState.OPEN:
-                times.append(upstream.breaker.open_until)
-        return min((t for t in times if t > now), default=None)
-
-    def waiting(self, *, deferred_only: bool = False) -> dict[str, int]:
+    def waiting(self) -> dict[str, int]:
         """How many requests wait, by model."""
         counts: dict[str, int] = {}
-        for (deferred, model), queue in self._queues.items():
-            if deferred or not deferred_only:
-                counts[model] = counts.get(model, 0) + len(queue)
+        for (_, model), queue in self._queues.items():
+            counts[model] = counts.get(model, 0) + len(queue)
         return counts
 
     def longest_wait_s(self, model: str, now: float) -> float:
@@ -200,9 +181,9 @@ class Dispatcher:
         free = [u for u in self._allowed(request) if u.free(now, deferred=request.deferred)]
         if not free:
             return False
-        upstream = self._policy.choose(free, request, now)
+        upstream = self._policy(free, request, now)
         request.work.start(upstream.load, now)
-        if self._fair is not None:
+        if request.user:
             self._fair.placed(request)
         upstream.in_flight += 1
         upstream.deferred += request.deferred
@@ -221,7 +202,7 @@ class Dispatcher:
         """Takes the request's work off its upstream, and learns from it."""
         complete = outcome is AttemptEnd.SUCCESS
         request.work.end(now, usage, complete=complete)
-        if self._fair is not None:
+        if request.user:
             self._fair.ended(request)
         if complete and (usage is not None or request.work.generated):
             if len(self.forecasts) > MOST_FORECASTS:
@@ -255,17 +236,14 @@ class Dispatcher:
         """Whether there is a usable upstream that the request was not tried on."""
         return any(u.usable(now) for u in self._allowed(request))
 
-    def _waits_until(self, request: RoutedRequest) -> float:
-        """For how long a bound request waits while none of the upstreams that it may use is usable:
-        as a new one, if it was tried and none received it; else not at all."""
-        if request.tried and not request.may_have_acted and self._allowed(request):
-            return request.queued_since + self._limits.wait_for_s
-        return 0.0
-
     def _expire(self, now: float) -> None:
         for request in list(self._bound.values()):
             # its model is not unserved while an upstream that it may not use is usable
-            if not self._has_another(request, now) and now >= self._waits_until(request):
+            if self._has_another(request, now):
+                continue
+            # one that was tried, and that no upstream received, waits as a new one does
+            unreceived = request.tried and not request.may_have_acted and self._allowed(request)
+            if not unreceived or now >= request.queued_since + self._limits.wait_for_s:
                 self._refuse(request, NoPlace.UNAVAILABLE, now)
         for model in self._models_waiting():
             serving = self.fleet.serving(model)
@@ -317,15 +295,12 @@ class Dispatcher:
         return {model for _, model in self._queues}
 
     def _full(self, model: str, deferred: bool) -> bool:
-        """Whether there is no space for another request; deferred ones have half of the queue."""
-        most = self._limits.max_queue
-        return self._beside(model, self.waiting()) >= most or (
-            deferred and self._beside(model, self.waiting(deferred_only=True)) >= half(most)
-        )
-
-    def _beside(self, model: str, counts: Mapping[str, int]) -> int:
-        """The number of requests that wait for the model. Before the first probes end, unconfirmed
-        names share one limit, so that invented names cannot fill the memory."""
-        if self.fleet.serving(model):
-            return counts.get(model, 0)
-        return sum(n for m, n in counts.items() if not self.fleet.serving(m))
+        """Whether there is no space for another request; deferred ones have half of the queue.
+        Before the first probes end, unconfirmed names share one limit, so that invented names
+        cannot fill the memory."""
+        known, most = bool(self.fleet.serving(model)), self._limits.max_queue
+        beside = Counter[bool]()  # those that wait, by whether they are deferred
+        for (is_deferred, other), queue in self._queues.items():
+            if other == model if known else not self.fleet.serving(other):
+                beside[is_deferred] += len(queue)
+        return beside.total() >= most or (deferred and beside[True] >= half(most))

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from router.rules.breaker import Breaker
 from router.rules.load import Slowdown, UpstreamLoad
 from router.rules.upstream import Spec, Upstream, mark_in, mark_of
 
-BREAKER_OPEN_S = 5.0
 ADMIN = "admin"  # the source of upstreams added at run time
 
 
@@ -39,9 +37,8 @@ class Upstreams:
     def add(self, spec: Spec, source: str) -> Upstream:
         """Adds an upstream, or restores a draining or removed one with the new spec and its old
         source."""
-        upstream = self.remembered(spec.url) or Upstream(
-            spec, source, Breaker(BREAKER_OPEN_S), UpstreamLoad(self._slowdown)
-        )
+        load = UpstreamLoad(self._slowdown)
+        upstream = self.remembered(spec.url) or Upstream(spec, source, load)
         upstream.draining, upstream.spec = False, spec
         self._removed.pop(spec.url, None)
         self._by_url[spec.url] = upstream
@@ -57,10 +54,9 @@ class Upstreams:
         """Call it when the operator's lists were read again: they replace earlier removals."""
         self._removed.clear()
 
-    def reconcile(self, source: str, specs: Iterable[Spec]) -> list[Upstream]:
-        """Replaces a source's upstreams by `specs`; returns the new ones.
-
-        An upstream whose key or limit changed keeps its counters."""
+    def reconcile(self, source: str, specs: Iterable[Spec]) -> None:
+        """Replaces a source's upstreams by `specs`. An upstream whose key or limit changed keeps
+        its counters."""
         wanted = {spec.url: spec for spec in specs}
         self.unresolved.discard(source)
         self._removed = {
@@ -70,15 +66,13 @@ class Upstreams:
         }
         for upstream in [u for u in self if u.source == source and u.url not in wanted]:
             del self._by_url[upstream.url]
-        added = []
         for url, spec in wanted.items():
             known = self._by_url.get(url)
             if known is None:
                 if url not in self._removed:
-                    added.append(self.add(spec, source))
+                    self.add(spec, source)
             elif known.source == source and known.configured != spec:
                 known.spec = known.configured = spec
-        return added
 
     def keeper(self, response_id: str) -> Upstream | None:
         """The upstream that made a response, and keeps it; None if the id does not say."""

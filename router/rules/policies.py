@@ -7,7 +7,7 @@ place; they are in the operator's order.
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
 
 from router.rules.load import capacities
 from router.rules.request import RoutedRequest
@@ -19,10 +19,8 @@ BOUND = 1.25
 MOST_COUNTED, LEAST_COUNTED = 4096, 16
 
 
-class RoutingPolicy(Protocol):
-    """Chooses among candidates. It may remember earlier choices, in bounded memory."""
-
-    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream: ...
+# Chooses among candidates. It may remember earlier choices, in bounded memory.
+RoutingPolicy = Callable[[Sequence[Upstream], RoutedRequest, float], Upstream]
 
 
 def work(upstream: Upstream) -> tuple[int, float]:
@@ -30,11 +28,9 @@ def work(upstream: Upstream) -> tuple[int, float]:
     return upstream.in_flight, upstream.latency_s or 0.0
 
 
-class LeastWork:
+def least_work(free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
     """Fewest connections, then lowest latency, then first listed."""
-
-    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
-        return min(free, key=work)
+    return min(free, key=work)
 
 
 class RoundRobin:
@@ -50,32 +46,26 @@ class RoundRobin:
         return chosen
 
 
-class PowerOfTwo:
+def power_of_two(
+    rng: random.Random, free: Sequence[Upstream], request: RoutedRequest, now: float
+) -> Upstream:
     """The less busy of two random upstreams (Mitzenmacher, 2001). Each of several routers sees only
     its own requests; with this policy they do not all choose the same upstream."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
-        return min(self._rng.sample(free, min(2, len(free))), key=work)
+    return min(rng.sample(free, min(2, len(free))), key=work)
 
 
-class LeastTokens:
+def least_tokens(
+    rng: random.Random, free: Sequence[Upstream], request: RoutedRequest, now: float
+) -> Upstream:
     """The upstream whose tokens would be the fastest: with the least work, the request's own
     included, for its capacity. While no capacity is known, the less loaded of two random ones."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
-        known = capacities([u.load for u in free], now)
-        if known is None:
-            pair = self._rng.sample(free, min(2, len(free)))
-            return min(pair, key=lambda u: (u.load.work(now), work(u)))
-        own = request.work.total
-        loads = [(u.load.work(now) + own) / c for u, c in zip(free, known, strict=True)]
-        return free[loads.index(min(loads))]
+    known = capacities([u.load for u in free], now)
+    if known is None:
+        pair = rng.sample(free, min(2, len(free)))
+        return min(pair, key=lambda u: (u.load.work(now), work(u)))
+    own = request.work.total
+    loads = [(u.load.work(now) + own) / c for u, c in zip(free, known, strict=True)]
+    return free[loads.index(min(loads))]
 
 
 class PrefixAffinity:
@@ -90,7 +80,7 @@ class PrefixAffinity:
     """
 
     def __init__(self, rng: random.Random) -> None:
-        self._least = LeastTokens(rng)
+        self._rng = rng
         self._shares = Shares()
 
     def choose(self, free: Sequence[Upstream], request: RoutedRequest, now: float) -> Upstream:
@@ -103,7 +93,8 @@ class PrefixAffinity:
                 owners = [u for u in order if u in owners][:wanted]
             if len(owners) == 1:
                 break
-        chosen = owners[0] if len(owners) == 1 else self._least.choose(owners, request, now)
+        one = len(owners) == 1
+        chosen = owners[0] if one else least_tokens(self._rng, owners, request, now)
         if len(owners) == len(free):
             return chosen
         works = [u.load.work(now) for u in free]
@@ -143,9 +134,9 @@ def rendezvous(prefix: int, mark: int) -> int:
 
 
 POLICIES: dict[str, Callable[[random.Random], RoutingPolicy]] = {
-    "least-work": lambda rng: LeastWork(),
-    "least-tokens": LeastTokens,
-    "round-robin": lambda rng: RoundRobin(),
-    "power-of-two": PowerOfTwo,
-    "prefix": PrefixAffinity,
+    "least-work": lambda rng: least_work,
+    "least-tokens": lambda rng: partial(least_tokens, rng),
+    "round-robin": lambda rng: RoundRobin().choose,
+    "power-of-two": lambda rng: partial(power_of_two, rng),
+    "prefix": lambda rng: PrefixAffinity(rng).choose,
 }

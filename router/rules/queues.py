@@ -1,20 +1,20 @@
 """The waiting requests of one model and class, and whose turn it is. Pure.
 
-Without `Fair`: first in, first out. With it: the most urgent priority first, then the user
-who was served least, by the counters of the engine's `vtc` (see scheduling/policies/orders/vtc.py),
-then by arrival. A user is charged what a request is expected to cost when it gets its place, and
-the difference when it ends.
+The most urgent priority first, then the user who was served least, by the counters of the engine's
+`vtc` (see scheduling/policies/orders/vtc.py), then by arrival. A user is charged what a request is
+expected to cost when it gets its place, and the difference when it ends. Where all have the same
+priority and user: first in, first out.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 
 from router.rules.request import RoutedRequest
 from scheduling.composed import Attained
 from scheduling.policies.orders.vtc import cost, lift
 
-Line = tuple[int, str]  # priority, user
+Line = tuple[int, str]  # priority, user; its requests keep their order
 Rank = tuple[int, float]  # the lowest is the first; of equal ones the first that arrived
 
 
@@ -56,7 +56,7 @@ class Fair:
 class Queue:
     """By arrival, and by turns."""
 
-    def __init__(self, fair: Fair | None) -> None:
+    def __init__(self, fair: Fair) -> None:
         self._fair = fair
         self._requests: dict[int, RoutedRequest] = {}  # by sequence number, oldest first
         self._lines: dict[Line, dict[int, RoutedRequest]] = {}
@@ -73,9 +73,8 @@ class Queue:
         return next(iter(self._requests.values()))
 
     def add(self, request: RoutedRequest) -> None:
-        if self._fair is not None:
-            self._fair.came(request)
-        line = self._line(request)
+        self._fair.came(request)
+        line = (request.priority, request.user)
         self._requests = _added(self._requests, request)
         self._lines[line] = _added(self._lines.get(line, {}), request)
 
@@ -83,20 +82,12 @@ class Queue:
         """Returns whether it was there."""
         if self._requests.pop(request.seq, None) is None:
             return False
-        line = self._line(request)
+        line = (request.priority, request.user)
         del self._lines[line][request.seq]
         if not self._lines[line]:
             del self._lines[line]
-        if self._fair is not None:
-            self._fair.went(request)
+        self._fair.went(request)
         return True
-
-    def _line(self, request: RoutedRequest) -> Line:
-        """Requests of one line keep their order."""
-        return (0, "") if self._fair is None else (request.priority, request.user)
-
-    def _rank(self, line: Line) -> Rank:
-        return (0, 0.0) if self._fair is None else self._fair.rank(line)
 
     def in_turn(self, closed: Set[str]) -> Iterator[tuple[Rank, int, RoutedRequest]]:
         """With ranks and sequence numbers, until its model is `closed`. Those that are placed
@@ -105,11 +96,11 @@ class Queue:
         for line, requests in self._lines.items():
             following = iter(requests.values())
             first = next(following)
-            heads.append((self._rank(line), first.seq, first, line, following))
+            heads.append((self._fair.rank(line), first.seq, first, line, following))
         heapq.heapify(heads)
         while heads:
             rank, seq, request, line, following = heads[0]
-            if (now := self._rank(line)) != rank:
+            if (now := self._fair.rank(line)) != rank:
                 heapq.heapreplace(heads, (now, seq, request, line, following))
                 continue
             yield rank, seq, request
@@ -118,7 +109,8 @@ class Queue:
             if (later := next(following, None)) is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (self._rank(line), later.seq, later, line, following))
+                rank = self._fair.rank(line)
+                heapq.heapreplace(heads, (rank, later.seq, later, line, following))
 
 
 def _added(queue: dict[int, RoutedRequest], request: RoutedRequest) -> dict[int, RoutedRequest]:
@@ -126,6 +118,3 @@ def _added(queue: dict[int, RoutedRequest], request: RoutedRequest) -> dict[int,
     in_order = not queue or next(reversed(queue)) < request.seq
     queue[request.seq] = request
     return queue if in_order else dict(sorted(queue.items()))
-
-
-ORDERS: dict[str, Callable[[], Fair | None]] = {"fifo": lambda: None, "fair": Fair}

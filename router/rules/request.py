@@ -76,7 +76,7 @@ class RoutedRequest:
     continues; None: any will do. `client`: who sent it; "": each request counts as another
     client's. `repeatable`: it changes nothing on a server, so that it may be sent again after a
     server may have acted on it. `priority` (a lower number is more urgent) and `user`: for a fair
-    queue. The dispatcher sets what follows `work`."""
+    queue; "": nobody's. The dispatcher sets what follows `work`."""
 
     model: str
     deferred: bool = False

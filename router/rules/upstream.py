@@ -62,8 +62,8 @@ class Upstream:
 
     spec: Spec
     source: str
-    breaker: Breaker
     load: UpstreamLoad = field(default_factory=UpstreamLoad)
+    breaker: Breaker = field(default_factory=Breaker)
     url: str = field(init=False)
     configured: Spec = field(init=False)
     mark: int = field(init=False)  # the same in every router

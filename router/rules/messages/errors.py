@@ -16,9 +16,10 @@ from router.rules.upstream import half
 TGI_PATHS = ("/", "/tokenize", "/chat_tokenize")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error answer: HTTP status, OpenAI's `type` and `code`, and the message for the caller."""
+@dataclass(eq=False)
+class RouterError(Exception):
+    """The router answers with an error: its HTTP status, OpenAI's `type`, `code` and `param`, and
+    the message for the caller."""
 
     status: int
     kind: str
@@ -26,13 +27,6 @@ class Problem:
     message: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
-
-
-class RefusalError(Exception):
-    """The router answers with a problem."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
 
 
 @dataclass(slots=True)
@@ -44,41 +38,43 @@ class Response:
     headers: Pairs = field(default_factory=list)
 
 
-def invalid(message: str, status: int = 400, code: str = "invalid_request") -> Problem:
+def invalid(
+    message: str, status: int = 400, code: str = "invalid_request", param: str | None = None
+) -> RouterError:
     """The client's fault."""
-    return Problem(status, "invalid_request_error", code, message)
+    return RouterError(status, "invalid_request_error", code, message, param)
 
 
-def too_slow() -> Problem:
+def too_slow() -> RouterError:
     return invalid("The body arrived too slowly.", 408, "timeout")
 
 
-def broken_body(error: Exception) -> Problem:
-    return invalid(f"The body is broken: {error}")
+def broken_body(why: str) -> RouterError:
+    return invalid(f"The body is broken: {why}")
 
 
-def no_key(message: str) -> Problem:
-    problem = invalid(message, 401, "api_key")
-    problem.headers["WWW-Authenticate"] = "Bearer"
-    return problem
+def no_key(message: str) -> RouterError:
+    error = invalid(message, 401, "api_key")
+    error.headers["WWW-Authenticate"] = "Bearer"
+    return error
 
 
-def unknown_model(model: str, known: list[str]) -> Problem:
+def unknown_model(model: str, known: list[str]) -> RouterError:
     available = ", ".join(known) or "none"
     message = f"No upstream found with {model}, all available models: {available}."
-    return Problem(422, "invalid_request_error", "model_not_found", message, "model")
+    return invalid(message, 422, "model_not_found", "model")
 
 
-def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> Problem:
+def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> RouterError:
     bound = f"{limit} requests for {model}"
     if deferred:
         bound += f", or {half(limit)} deferred ones,"
     message = f"{bound} are waiting already (MAX_QUEUE), try again later."
     headers = {"Retry-After": str(max(1, min(60, math.ceil(wait_s))))}
-    return Problem(429, "rate_limit_error", "queue_full", message, headers=headers)
+    return RouterError(429, "rate_limit_error", "queue_full", message, headers=headers)
 
 
-def over_limit(over: OverLimit) -> Problem:
+def over_limit(over: OverLimit) -> RouterError:
     """As OpenAI says it."""
     name = {"requests": "requests per min (RPM)", "tokens": "tokens per min (TPM)"}[over.kind]
     message = f"Rate limit reached on {name}: Limit {over.limit}, "
@@ -89,44 +85,44 @@ def over_limit(over: OverLimit) -> Problem:
         again = duration(over.again_s)
         message += f"Used {over.used}, Requested {over.asked}. Please try again in {again}."
         headers = {"Retry-After": str(max(1, math.ceil(over.again_s)))}
-    return Problem(429, over.kind, "rate_limit_exceeded", message, headers=headers)
+    return RouterError(429, over.kind, "rate_limit_exceeded", message, headers=headers)
 
 
-def unavailable(message: str, code: str) -> Problem:
-    return Problem(503, "server_error", code, message, headers={"Retry-After": "1"})
+def unavailable(message: str, code: str) -> RouterError:
+    return RouterError(503, "server_error", code, message, headers={"Retry-After": "1"})
 
 
-def buffers_full() -> Problem:
+def buffers_full() -> RouterError:
     message = "The router holds too many bytes of requests (MAX_HELD_BYTES), try again."
     return unavailable(message, "overloaded")
 
 
-def upstream_failed(message: str, status: int = 502) -> Problem:
-    return Problem(status, "server_error", "upstream_failed", message)
+def failed(message: str, status: int = 502, code: str = "upstream_failed") -> RouterError:
+    return RouterError(status, "server_error", code, message)
 
 
-def body_of(problem: Problem, path: str, *, openai: bool = False) -> bytes:
+def body_of(error: RouterError, path: str, *, openai: bool = False) -> bytes:
     """The JSON body of an error in the dialect of the path, or OpenAI's."""
     shape: dict[str, Any]
     if not openai and (path in TGI_PATHS or path.startswith("/generate")):
         # TGI's clients recognise an overload by this word
-        kind = "overloaded" if problem.status == 429 else problem.code
-        shape = {"error": problem.message, "error_type": kind}
+        kind = "overloaded" if error.status == 429 else error.code
+        shape = {"error": error.message, "error_type": kind}
     elif path == "/inference":
-        shape = {"error": problem.message}
+        shape = {"error": error.message}
     else:
         shape = {
             "error": {
-                "message": problem.message,
-                "type": problem.kind,
-                "param": problem.param,
-                "code": problem.code,
+                "message": error.message,
+                "type": error.kind,
+                "param": error.param,
+                "code": error.code,
             }
         }
     return json.dumps(shape).encode()
 
 
-def response(problem: Problem, path: str, *, openai: bool = False) -> Response:
+def response(error: RouterError, path: str, *, openai: bool = False) -> Response:
     """The complete error answer."""
-    headers = encoded({"Content-Type": "application/json", **problem.headers})
-    return Response(problem.status, body_of(problem, path, openai=openai), headers)
+    headers = encoded({"Content-Type": "application/json", **error.headers})
+    return Response(error.status, body_of(error, path, openai=openai), headers)
