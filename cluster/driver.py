@@ -22,7 +22,8 @@ import ray
 
 from cluster.config import ClusterConfig
 from cluster.fleet import BEAT_S, ReplicaFleet
-from launcher.launcher import print_plain, probe_of
+from cluster.scaling import Scaling
+from launcher.launcher import LineHandler, print_plain, probe_of
 from model_server.supervisor import REFUSED, Command, ProcessGroup, Supervisor
 from router.config import RouterConfig
 from router.config import parse_args as parse_router
@@ -35,14 +36,9 @@ ROUTER_GRACE_S = 10.0  # beyond its drain timeout
 log = logging.getLogger("cluster")
 
 
-class _Handler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        print_plain("cluster", record.getMessage())
-
-
 def run(config: ClusterConfig, server: Config, environ: Mapping[str, str] = os.environ) -> int:
     """Until SIGTERM or SIGINT; returns the exit status: 1 if nothing could be served."""
-    logging.basicConfig(level=logging.INFO, handlers=[_Handler()])
+    logging.basicConfig(level=logging.INFO, handlers=[LineHandler("cluster", print_plain)])
     if not config.address and not server.cors_allow_origin:  # the first replica's page shows all
         origin = f"http://127.0.0.1:{config.replica_port}"
         server = dataclasses.replace(server, cors_allow_origin=origin)
@@ -91,7 +87,8 @@ def _served(
         for process in supervisor.processes:
             process.send_signal(signal.SIGHUP)
 
-    fleet = ReplicaFleet(config, server, router, listed, hang_up)
+    scaling = Scaling(config.least, config.most, router.max_connect_per_upstream)
+    fleet = ReplicaFleet(config, server, router, scaling, listed, hang_up)
     status = 0
 
     def keep() -> None:

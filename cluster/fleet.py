@@ -12,10 +12,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import ray
 import requests
@@ -49,31 +48,24 @@ class _Placed:
     late_at_s: float = 0.0  # when it is said that no machine has room
 
 
+@dataclass(slots=True, eq=False)
 class ReplicaFleet:
     """Keeps the replicas. `hang_up` makes the router read `listed` again."""
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        server: Config,
-        router: RouterConfig,
-        listed: Path,
-        hang_up: Callable[[], None],
-    ) -> None:
-        self._config = config
-        self._server = server
-        self._router = router
-        self._listed = listed
-        self._hang_up = hang_up
-        self._scaling = Scaling(config.least, config.most, router.max_connect_per_upstream)
-        self._replicas: list[_Placed] = []
-        self._leaving: list[_Placed] = []
-        self._text = ""  # of the list, as the router knows it
-        self.started = threading.Event()  # a server is ready, so that a router has work
+    config: ClusterConfig
+    server: Config
+    router: RouterConfig
+    scaling: Scaling
+    listed: Path
+    hang_up: Callable[[], None]
+    started: threading.Event = field(default_factory=threading.Event)  # a router has work
+    _replicas: list[_Placed] = field(default_factory=list)
+    _leaving: list[_Placed] = field(default_factory=list)
+    _text: str = ""  # of the list, as the router knows it
 
     def beat(self) -> bool:
         """One round; whether the cluster can go on: not if no server could ever be started."""
-        while len(self._replicas) < self._config.least:
+        while len(self._replicas) < self.config.least:
             self._add()
         for replica in self._replicas:
             self._ask(replica)
@@ -88,7 +80,7 @@ class ReplicaFleet:
     def close(self) -> None:
         """All at once: the router has answered everything, so there is nothing to wait for."""
         everyone = [*self._replicas, *self._leaving]
-        within_s = self._server.drain_timeout + DRAIN_GRACE_S
+        within_s = self.server.drain_timeout + DRAIN_GRACE_S
         ended = [replica.actor.stop.remote() for replica in everyone]
         ray.wait(ended, num_returns=len(ended), timeout=within_s)
         for replica in everyone:
@@ -97,22 +89,22 @@ class ReplicaFleet:
     def _add(self) -> None:
         used = {replica.number for replica in (*self._replicas, *self._leaving)}
         number = next(n for n in range(len(used) + 1) if n not in used)
-        environment = self._server.as_environment()
-        environment["DATA_DIR"] = str(Path(self._server.data_dir) / f"replica-{number}")
+        environment = self.server.as_environment()
+        environment["DATA_DIR"] = str(Path(self.server.data_dir) / f"replica-{number}")
         actor = (
             ray.remote(Replica)
             .options(
-                num_cpus=self._config.cpus_per_replica,
-                num_gpus=self._config.gpus_per_replica,
+                num_cpus=self.config.cpus_per_replica,
+                num_gpus=self.config.gpus_per_replica,
                 max_restarts=-1,
                 max_concurrency=2,  # its state is asked for while it drains
                 scheduling_strategy="SPREAD",
             )
             .remote(
-                command_of(self._server, self._config.shards),
+                command_of(self.server, self.config.shards),
                 environment,
-                self._config.replica_port + number,
-                self._server.drain_timeout,
+                self.config.replica_port + number,
+                self.server.drain_timeout,
             )
         )
         self._replicas.append(_Placed(number, actor))
@@ -135,8 +127,8 @@ class ReplicaFleet:
                 log.warning(
                     "replica %d waits for a machine with %d free CPUs and %d free GPUs",
                     replica.number,
-                    self._config.cpus_per_replica,
-                    self._config.gpus_per_replica,
+                    self.config.cpus_per_replica,
+                    self.config.gpus_per_replica,
                 )
             return
         except RayActorError:
@@ -160,30 +152,27 @@ class ReplicaFleet:
         refuses models that it does not know, and later ones when the router hears of them."""
         states = [replica.state for replica in self._replicas if replica.state is not None]
         text = "".join(f"{state.url}\n" for state in states)
-        if self.started.is_set():
-            if text == self._text or not self._router_lives():
+        if not self.started.is_set():
+            if not any(is_healthy(state.host, state.port) for state in states):
                 return
-        elif not any(is_healthy(*_address(state.url)) for state in states):
+        # before the router listens, the signal would end it
+        elif text == self._text or not is_healthy(self.router.host, self.router.port, "/live"):
             return
-        whole = self._listed.with_suffix(".new")
+        whole = self.listed.with_suffix(".new")
         whole.write_text(text)
-        whole.replace(self._listed)
+        whole.replace(self.listed)
         self._text = text
         if self.started.is_set():
-            self._hang_up()
+            self.hang_up()
         self.started.set()
-
-    def _router_lives(self) -> bool:
-        """Before it listens, the signal would end it."""
-        return is_healthy(self._router.host, self._router.port, "/live")
 
     def _shown(self) -> dict[str, Any] | None:
         """The router's `/upstreams`; None while it does not answer."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._router.host, self._router.host)
-        keys = [self._router.admin_key, *self._router.api_keys]
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.router.host, self.router.host)
+        keys = [self.router.admin_key, *self.router.api_keys]
         try:
             response = requests.get(
-                f"http://{host}:{self._router.port}/upstreams",
+                f"http://{host}:{self.router.port}/upstreams",
                 headers={"Authorization": f"Bearer {next(filter(None, keys), '')}"},
                 timeout=5,
             )
@@ -198,7 +187,7 @@ class ReplicaFleet:
         ready = sum(u["ready"] for u in upstreams)
         waiting, running = sum(shown["waiting"].values()), sum(u["in_flight"] for u in upstreams)
         present = len(self._replicas)
-        wanted = self._scaling.wanted(time.monotonic(), present, ready, waiting, running)
+        wanted = self.scaling.wanted(time.monotonic(), present, ready, waiting, running)
         if wanted != present:
             log.info("%d replicas, from now on %d: %d requests wait", present, wanted, waiting)
         for _ in range(present, wanted):
@@ -217,8 +206,3 @@ class ReplicaFleet:
                 self._leaving.remove(replica)
                 ray.kill(replica.actor)
                 log.info("replica %d has ended", replica.number)
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or 80

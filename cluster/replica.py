@@ -28,9 +28,13 @@ DRAIN_GRACE_S = 25.0  # beyond the server's own drain timeout
 class ReplicaState:
     """`ended`: the status with which the server ended before it was ever ready, if it did."""
 
-    url: str
-    pid: int | None
+    host: str
+    port: int
     ended: int | None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
 
 class Replica:
@@ -38,17 +42,13 @@ class Replica:
     follows the interpreter. It listens on its machine's address in the Ray cluster."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        port: int,
-        drain_s: float,
+        self, command: Sequence[str], environment: Mapping[str, str], port: int, drain_s: float
     ) -> None:
         # what it prints, and the server below it, Ray shows where the cluster was started
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         here = ray.get_runtime_context().get_node_id()
         host = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == here)
-        self._url = f"http://{host}:{port}"
+        self._host, self._port = host, port
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         program = Command(
             "server",
@@ -67,8 +67,7 @@ class Replica:
         self._ended = self._supervisor.run()
 
     def state(self) -> ReplicaState:
-        pids = [process.pid for process in self._supervisor.processes]
-        return ReplicaState(self._url, pids[0] if pids else None, self._ended)
+        return ReplicaState(self._host, self._port, self._ended)
 
     def stop(self) -> None:
         """Returns when the server has answered what it accepted, or its time to drain is over."""

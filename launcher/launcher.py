@@ -7,6 +7,7 @@ drains, and the model works until it has.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import logging
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 def launch(config: LauncherConfig, server: Config) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit status: 1 if nothing could be served."""
     take_line = print_json if server.log_format == "json" else print_plain
-    logging.basicConfig(level=logging.INFO, handlers=[_LineHandler(take_line)])
+    logging.basicConfig(level=logging.INFO, handlers=[LineHandler(NAME, take_line)])
     with tempfile.TemporaryDirectory(prefix="effective-batching-") as folder:
         environment = environment_of(config, server)
         model = model_server(config, server, f"unix:{config.socket or f'{folder}/model'}")
@@ -115,15 +116,15 @@ def is_healthy(host: str, port: int, path: str = "/health") -> bool:
         connection.close()
 
 
-class _LineHandler(logging.Handler):
-    """Prints the launcher's own messages like a process's lines."""
+class LineHandler(logging.Handler):
+    """Prints a launcher's own messages like a process's lines."""
 
-    def __init__(self, take_line: TakeLine) -> None:
+    def __init__(self, name: str, take_line: TakeLine) -> None:
         super().__init__()
-        self._take_line = take_line
+        self._take_own = functools.partial(take_line, name)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._take_line(NAME, record.getMessage())
+        self._take_own(record.getMessage())
 
 
 def print_plain(name: str, line: str) -> None:

@@ -182,9 +182,9 @@ def parse_upstream(text: str, limit: int, key: str | None = None) -> Spec:
     return Spec(f"{parts.scheme}://{host}" + (f":{port}" if port else ""), limit, key, dns)
 
 
-def parse_upstreams(text: str | None, limit: int, key: str | None = None) -> list[Spec]:
+def parse_upstreams(text: str, limit: int, key: str | None = None) -> list[Spec]:
     """A comma-separated list of upstreams. Raises ValueError if it is empty or a part is wrong."""
-    if not text or not text.strip():
+    if not text.strip():
         raise ValueError(
             "--upstreams (UPSTREAMS) is missing: give addresses, comma separated, or "
             "--upstreams-file"
@@ -204,18 +204,14 @@ def parse_upstreams_file(text: str, limit: int, key: str | None = None) -> list[
             if unknown := set(settings) - {"limit", "key", "models"}:
                 allowed = "limit=, key= and models="
                 raise ValueError(f"{', '.join(unknown)} is unknown; allowed: {allowed}")
-            own = _limit(settings["limit"]) if "limit" in settings else limit
-            spec = parse_upstream(words[0], own, settings.get("key", key))
+            own = settings.get("limit", str(limit))
+            if not own.isdecimal() or int(own) < 1:
+                raise ValueError(f"limit={own} is wrong; allowed: 1 or more")
+            spec = parse_upstream(words[0], int(own), settings.get("key", key))
             found.append(replace(spec, models=comma_separated(settings.get("models", ""))))
         except ValueError as error:
             raise ValueError(f"upstreams file, line {number}: {error}") from None
     return found
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"limit={text} is wrong; allowed: 1 or more")
-    return int(text)
 
 
 def read_upstreams(config: RouterConfig) -> dict[str, list[Spec]]:
