@@ -91,22 +91,16 @@ class ReplicaFleet:
         number = next(n for n in range(len(used) + 1) if n not in used)
         environment = self.server.as_environment()
         environment["DATA_DIR"] = str(Path(self.server.data_dir) / f"replica-{number}")
-        actor = (
-            ray.remote(Replica)
-            .options(
-                num_cpus=self.config.cpus_per_replica,
-                num_gpus=self.config.gpus_per_replica,
-                max_restarts=-1,
-                max_concurrency=2,  # its state is asked for while it drains
-                scheduling_strategy="SPREAD",
-            )
-            .remote(
-                command_of(self.server, self.config.shards),
-                environment,
-                self.config.replica_port + number,
-                self.server.drain_timeout,
-            )
+        replica = ray.remote(Replica).options(
+            num_cpus=self.config.cpus_per_replica,
+            num_gpus=self.config.gpus_per_replica,
+            max_restarts=-1,
+            max_concurrency=2,  # its state is asked for while it drains
+            scheduling_strategy="SPREAD",
         )
+        command, port = command_of(self.server, self.config.shards), self.config.replica_port
+        drain_s = self.server.drain_timeout
+        actor = replica.remote(command, environment, port + number, drain_s)
         self._replicas.append(_Placed(number, actor))
         self._replicas.sort(key=lambda replica: replica.number)
         log.info("replica %d is wanted", number)
@@ -177,10 +171,9 @@ class ReplicaFleet:
                 timeout=5,
             )
             response.raise_for_status()
-            shown: dict[str, Any] = response.json()
+            return dict(response.json())
         except (requests.RequestException, ValueError):
             return None
-        return shown
 
     def _scale(self, shown: Mapping[str, Any]) -> None:
         upstreams = shown["upstreams"]

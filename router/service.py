@@ -73,7 +73,7 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         host, port = listener.sockets[0].getsockname()[:2]
         log.event(logging.INFO, "listening", host=host, port=port)
     else:
-        listening = asyncio.create_task(workers.listen(connections))
+        listening = asyncio.create_task(workers.listen(seat, connections))
         listening.add_done_callback(lambda _: stop.set())
     if journal is not None:
         journal.start()

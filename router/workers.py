@@ -8,7 +8,6 @@ workers end as at SIGTERM.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import json
@@ -18,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from router import log
@@ -82,21 +81,23 @@ class Workers:
         finally:
             del self._asked[number]
 
-    async def listen(self, connected: Callable[[], asyncio.Protocol]) -> None:
+    async def listen(self, seat: Seat, connected: Callable[[], asyncio.Protocol]) -> None:
         """Takes connections and answers questions, until the first process ends."""
-        assert self.seat is not None
         loop = asyncio.get_running_loop()
-        reader, self._hub = await asyncio.open_unix_connection(sock=self.seat.hub, limit=MOST_BYTES)
+        reader, self._hub = await asyncio.open_unix_connection(sock=seat.hub, limit=MOST_BYTES)
         opening: set[asyncio.Task[Any]] = set()
 
         def take() -> None:
             with contextlib.suppress(OSError):
-                for client in _received(self.seat.clients) if self.seat else ():
+                _, numbers, _, _ = socket.recv_fds(seat.clients, 1, 1)
+                for number in numbers:
+                    client = socket.socket(fileno=number)
+                    client.setblocking(False)
                     task = loop.create_task(loop.connect_accepted_socket(connected, client))
                     opening.add(task)
                     task.add_done_callback(opening.discard)
 
-        loop.add_reader(self.seat.clients, take)
+        loop.add_reader(seat.clients, take)
         while line := await reader.readline():
             told = json.loads(line)
             if "name" in told:
@@ -108,17 +109,6 @@ class Workers:
                 values.append(told["value"])
                 if len(values) == told["of"] and not waiter.done():
                     waiter.set_result(None)
-
-
-def _received(clients: socket.socket) -> list[socket.socket]:
-    found = array.array("i")
-    _, ancillary, _, _ = clients.recvmsg(1, socket.CMSG_LEN(found.itemsize))
-    for _, _, data in ancillary:
-        found.frombytes(data)
-    taken = [socket.socket(fileno=number) for number in found]
-    for client in taken:
-        client.setblocking(False)
-    return taken
 
 
 def _line(**message: Any) -> bytes:
@@ -141,18 +131,18 @@ class WorkerProcess:
         self.hub.write(_line(**message))
 
 
+@dataclass(slots=True, eq=False)
 class WorkerSupervisor:
     """The first process. `work` runs a worker until it ends."""
 
-    def __init__(self, listener: socket.socket, count: int, work: Callable[[Seat], None]) -> None:
-        self._listener = listener
-        self._count = count
-        self._work = work
-        self._workers: dict[int, WorkerProcess] = {}  # by number
-        self._turn = 0
-        self._changes: list[dict[str, Any]] = []
-        self._ends: set[socket.socket] = set()  # this process's, of what workers hear
-        self._ending = False
+    _listener: socket.socket
+    _count: int
+    _work: Callable[[Seat], None]
+    _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by number
+    _turn: int = 0
+    _changes: list[dict[str, Any]] = field(default_factory=list)
+    _ends: set[socket.socket] = field(default_factory=set)  # this process's, of what workers hear
+    _ending: bool = False
 
     async def run(self) -> None:
         """Returns when SIGTERM or SIGINT came and all workers have ended."""
@@ -198,7 +188,11 @@ class WorkerSupervisor:
         with contextlib.suppress(OSError):
             async for line in reader:
                 worker.looks, worker.most_looks = 0, HANGS_LOOKS
-                self._hear(worker, json.loads(line))
+                told = json.loads(line)
+                if "name" in told:
+                    self._put(told["name"], told["argument"], number, told["number"])
+                elif asker := self._workers.get(told["to"]):
+                    asker.tell(told)
         writer.close()
         clients.close()
         self._ends -= {clients, hub}
@@ -251,12 +245,6 @@ class WorkerSupervisor:
                 log.event(logging.ERROR, "worker hangs", worker=worker.number)
                 os.kill(worker.pid, signal.SIGKILL)
         self._put("ping", None)
-
-    def _hear(self, worker: WorkerProcess, told: dict[str, Any]) -> None:
-        if "name" in told:
-            self._put(told["name"], told["argument"], worker.number, told["number"])
-        elif asker := self._workers.get(told["to"]):
-            asker.tell(told)
 
     def _put(self, name: str, argument: Any, by: int = -1, number: int = 0) -> None:
         """Asks all workers what one of them asked, or the first process, which hears no answer."""

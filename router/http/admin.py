@@ -85,7 +85,7 @@ class Admin:
         if name in models:
             return _shown(msgspec.Raw(models[name]))
         if not self.dispatcher.fleet.complete():
-            raise errors.unavailable("Not every upstream is known yet.", "no_upstream_ready")
+            raise errors.unavailable("Not every upstream is known yet.")
         known = ", ".join(models) or "none"
         message = f"The model {name} does not exist, all available models: {known}."
         raise errors.invalid(message, 404, "model_not_found")
@@ -153,8 +153,8 @@ class Admin:
         """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
         user who may add servers could learn it by adding their own."""
         least = self.config.workers
-        asked = parse_upstream(body["url"], self.config.max_connect_per_upstream)
-        asked = replace(asked, limit=self.workers.share(asked.limit))
+        usual = self.workers.share(self.config.max_connect_per_upstream)
+        asked = parse_upstream(body["url"], usual)
         if asked.dns:
             raise ValueError("a dns+ name is allowed only in UPSTREAMS and the upstreams file")
         known = self.dispatcher.fleet.remembered(asked.url)

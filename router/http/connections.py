@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import resource
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from router.http.server import ClientRequest, Connection
@@ -28,33 +29,28 @@ def most_connections() -> int:
     wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
     if files != resource.RLIM_INFINITY and files < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-        files = wanted
-    if files == resource.RLIM_INFINITY:
-        files = MOST_FILES
-    return max(1, (min(files, MOST_FILES) - OTHER_FILES) // 2)
+    return max(1, (wanted - OTHER_FILES) // 2)
 
 
+@dataclass(slots=True, eq=False)
 class Connections:
     """Makes them, for the event loop. Closes the one that has waited longest if there are more than
     `most`, and those whose clients send no request within `patience_s`. `answer` answers a request,
     or returns the answer; `own_headers` says what an answer's headers get beside their own."""
 
-    def __init__(
-        self,
-        answer: Callable[[ClientRequest], Awaitable[Response | None]],
-        own_headers: Callable[[ClientRequest, Pairs], Pairs],
-        most: int,
-        patience_s: float,
-    ) -> None:
-        self.answer = answer
-        self.own_headers = own_headers
-        self.patience_s = patience_s
-        self.closing = False
-        self._most = most
-        self.loop = asyncio.get_running_loop()
-        self._all: set[Connection] = set()
-        self._waiting: dict[Connection, float] = {}  # for their clients since, the longest first
-        self._fewer: asyncio.Future[None] | None = None
+    answer: Callable[[ClientRequest], Awaitable[Response | None]]
+    own_headers: Callable[[ClientRequest, Pairs], Pairs]
+    most: int
+    patience_s: float
+    closing: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _all: set[Connection] = field(default_factory=set)
+    # since when they wait for their clients, the longest first
+    _waiting: dict[Connection, float] = field(default_factory=dict)
+    _fewer: asyncio.Future[None] | None = None
+    _timer: asyncio.TimerHandle = field(init=False)
+
+    def __post_init__(self) -> None:
         self._look()
 
     def __call__(self) -> Connection:
@@ -63,7 +59,7 @@ class Connections:
     def opened(self, connection: Connection) -> None:
         self._all.add(connection)
         self._waiting[connection] = self.loop.time()
-        if len(self._all) > self._most:
+        if len(self._all) > self.most:
             longest = next(iter(self._waiting))
             del self._waiting[longest]
             longest.drop()

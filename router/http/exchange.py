@@ -192,11 +192,7 @@ class Attempt:
             request.content_length,
             limit_s,
         )
-        request.connection.source = answer.connection
-        return await self._receive(answer)
-
-    async def _receive(self, answer: UpstreamAnswer) -> Response | Failed | None:
-        x, outcome = self._x, outcome_of(answer.status)
+        request.connection.source, outcome = answer.connection, outcome_of(answer.status)
         self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
         # the events of a compressed stream cannot be separated
         x.takes_events = self._is_stream and headers.is_plain(answer.headers)
@@ -215,12 +211,12 @@ class Attempt:
             response = Response(answer.status, body, self._headers(answer))
             if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
                 return response
-            return Failed(f"{self._upstream.url} answered {answer.status}", response)
+            return Failed(f"{upstream.url} answered {answer.status}", response)
         self._done(outcome, self._tail + self._rest)
-        if self._rest or not x.request.status:
+        if self._rest or not request.status:
             self._write(self._rest)
         x.passed_s = answer.connection.active_s
-        x.request.end()
+        request.end()
         return None
 
     def _take(self, data: bytes) -> None:

@@ -34,8 +34,7 @@ def choose(config: RouterConfig, fleet: Upstreams, request: ClientRequest, now: 
         raise errors.invalid(message, 501, "no_batch_upstream")
     usable = [u for u in _candidates(config, fleet, request) if u.usable(now)]
     if not usable:
-        message = "No upstream that keeps what is asked for is ready."
-        raise errors.unavailable(message, "no_upstream_ready")
+        raise errors.unavailable("No upstream that keeps what is asked for is ready.")
     return min(usable, key=lambda upstream: upstream.in_flight)
 
 

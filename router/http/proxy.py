@@ -7,6 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic, time_ns
 
 from router import log
@@ -48,27 +49,23 @@ def holds_key(request: ClientRequest, keys: tuple[str, ...]) -> bool:
     return is_valid(key_of(request), keys)
 
 
+@dataclass(slots=True, eq=False)
 class Proxy:
     """Handles every request that goes to an upstream."""
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        forwarder: Forwarder,
-        journal: Journal | None,
-        tracing: Tracing | None,
-    ) -> None:
-        self._config = config
-        self._with = forwarder
-        self._journal = journal
-        self._tracing = tracing
-        self._aliases: dict[str, list[str]] = {}
-        for name, model in map(aliased, config.alias):
+    _config: RouterConfig
+    _with: Forwarder
+    _journal: Journal | None
+    _tracing: Tracing | None
+    _aliases: dict[str, list[str]] = field(default_factory=dict)
+    _running: set[ProxiedRequest] = field(default_factory=set)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)  # a request, while it drains
+    draining: bool = False
+    _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        for name, model in map(aliased, self._config.alias):
             self._aliases.setdefault(name, []).append(model)
-        self._running: set[ProxiedRequest] = set()
-        self._ended = asyncio.Event()  # a request, while it drains
-        self.draining = False
-        self._stopping = False
 
     async def drain(self, timeout_s: float, grace_s: float) -> None:
         """Refuses new requests and lets accepted ones finish. At the limit it ends the rest, within
@@ -103,7 +100,12 @@ class Proxy:
         self._running.add(x)
         status = 499  # nginx logs this for a client that left
         try:
-            self._let_in(request)
+            if self.draining:
+                error = errors.unavailable("The router is shutting down.", "shutting_down")
+                error.headers["Connection"] = "close"
+                raise error
+            if self._config.api_keys and not holds_key(request, self._config.api_keys):
+                raise errors.no_key("A valid API key is required.")
             response = await answering(x)
             status = response.status if response is not None else request.status
             return response
@@ -133,14 +135,6 @@ class Proxy:
             if x.routed is not None:
                 self._with.dispatcher.leave(x.routed, now)
             self._report(x, status, now)
-
-    def _let_in(self, request: ClientRequest) -> None:
-        if self.draining:
-            error = errors.unavailable("The router is shutting down.", "shutting_down")
-            error.headers["Connection"] = "close"
-            raise error
-        if self._config.api_keys and not holds_key(request, self._config.api_keys):
-            raise errors.no_key("A valid API key is required.")
 
     def _abandon(self, x: ProxiedRequest, error: RouterError) -> Response | None:
         """Sends an error instead of the answer, or at the end of an answer that has begun."""
@@ -175,8 +169,7 @@ class Proxy:
                 return result
         if isinstance(result, Failed):
             return result.response
-        message = f"No upstream with {x.model} is ready."
-        raise errors.unavailable(message, "no_upstream_ready")
+        raise errors.unavailable(f"No upstream with {x.model} is ready.")
 
     async def infer(self, x: ProxiedRequest) -> Response | None:
         body = await self._read(x)
@@ -293,7 +286,7 @@ class Proxy:
         if len(known) == 1:
             return known[0]
         if not known and not self._with.dispatcher.fleet.complete():
-            raise errors.unavailable("No upstream is known yet.", "no_upstream_ready")
+            raise errors.unavailable("No upstream is known yet.")
         available = ", ".join(known) or "none"
         message = f"'model' (or X-Model) is required, all available models: {available}."
         raise errors.invalid(message, 422, "model_required", "model")
@@ -320,7 +313,7 @@ class Proxy:
             message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
             return errors.unavailable(message, "timeout")
         message = f"No upstream with {routed.model} became ready in time (WAIT_FOR)."
-        return errors.unavailable(message, "no_upstream_ready")
+        return errors.unavailable(message)
 
     def _report(self, x: ProxiedRequest, status: int, now: float) -> None:
         routed = x.routed
@@ -330,7 +323,7 @@ class Proxy:
         if x.trace is not None:
             _end_trace(x, x.trace, status, queued_s, tried)
         if self._journal is not None:
-            line = {
+            record = {
                 "type": "routed",
                 "request_id": x.request_id,
                 "path": x.request.path,
@@ -340,7 +333,7 @@ class Proxy:
                 "status": status,
                 "attempts": x.attempts,
             }
-            self._journal.write(line)
+            self._journal.write(record)
         if upstream is not None:
             self._with.metrics.requests(upstream, x.model, str(status)).inc()
             self._with.metrics.queue_seconds(x.model).observe(queued_s)

@@ -127,12 +127,10 @@ class Dispatcher:
             return False
         if len(request.tried) >= self._limits.max_attempts:
             return False
-        if request.may_have_acted and not request.repeatable:
-            return False
-        unreceived = not request.may_have_acted and bool(self._allowed(request))
-        if not unreceived and not self._has_another(request, now):
-            return False
-        return not request.may_have_acted or failed.budget.withdraw(now, failed.spec.limit)
+        if not request.may_have_acted:
+            return bool(self._allowed(request))
+        again = request.repeatable and self._has_another(request, now)
+        return again and failed.budget.withdraw(now, failed.spec.limit)
 
     def retry(self, request: RoutedRequest, now: float) -> None:
         """Tries a released request on another upstream. It keeps its old place in the queue."""
@@ -245,7 +243,7 @@ class Dispatcher:
             unreceived = request.tried and not request.may_have_acted and self._allowed(request)
             if not unreceived or now >= request.queued_since + self._limits.wait_for_s:
                 self._refuse(request, NoPlace.UNAVAILABLE, now)
-        for model in self._models_waiting():
+        for model in {model for _, model in self._queues}:
             serving = self.fleet.serving(model)
             if any(u.usable(now) for u in serving):
                 self._unserved.pop(model, None)
@@ -287,12 +285,9 @@ class Dispatcher:
         self._bound.pop(request.seq, None)
         if not queue:
             del self._queues[key]
-            if request.model not in self._models_waiting():
+            if all(model != request.model for _, model in self._queues):
                 self._unserved.pop(request.model, None)
         return True
-
-    def _models_waiting(self) -> set[str]:
-        return {model for _, model in self._queues}
 
     def _full(self, model: str, deferred: bool) -> bool:
         """Whether there is no space for another request; deferred ones have half of the queue.

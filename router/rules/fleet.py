@@ -1,11 +1,13 @@
 """The upstreams in the operator's order, their sources, and the models they serve. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from router.rules.load import Slowdown, UpstreamLoad
-from router.rules.upstream import Spec, Upstream, mark_in, mark_of
+from router.rules.upstream import Spec, Upstream, mark_of
 
 ADMIN = "admin"  # the source of upstreams added at run time
+MARKED = re.compile(r"resp_([0-9a-f]{8})_[0-9a-f]+")  # the id of a response made through a router
 
 
 class Upstreams:
@@ -76,8 +78,8 @@ class Upstreams:
 
     def keeper(self, response_id: str) -> Upstream | None:
         """The upstream that made a response, and keeps it; None if the id does not say."""
-        mark = mark_in(response_id)
-        return next((u for u in self if mark_of(u.url) == mark), None)
+        marked = MARKED.fullmatch(response_id)
+        return next((u for u in self if marked and mark_of(u.url) == marked[1]), None)
 
     def all_probed(self) -> bool:
         """Whether every upstream has been probed once, whatever was found. A router that knows only

@@ -84,9 +84,8 @@ class Forecast:
 
     def learn(self, work: RequestWork, usage: StatedUsage) -> None:
         if usage.prompt and work.prompt_bytes:
-            self.bytes_per_token += WEIGHT * (
-                work.prompt_bytes / usage.prompt - self.bytes_per_token
-            )
+            found = work.prompt_bytes / usage.prompt
+            self.bytes_per_token += WEIGHT * (found - self.bytes_per_token)
         if work.max_tokens:
             used = min(1.0, usage.generated / work.max_tokens)
             self.share += WEIGHT * (used - self.share)

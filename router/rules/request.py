@@ -40,17 +40,13 @@ class AttemptEnd(Enum):
     DEPARTED = auto()  # the client left: nothing is proven
 
 
-# The server does not support the request. Like 404, this says nothing about its health.
-_NOT_SUPPORTED = frozenset({501, 505})
-
-
 def outcome_of(status: int) -> AttemptEnd:
     """The outcome of a complete answer with this status."""
     if status < 400:
         return AttemptEnd.SUCCESS
     if status in (429, 503):
         return AttemptEnd.BUSY
-    if status < 500 or status in _NOT_SUPPORTED:
+    if status < 500 or status in (501, 505):  # it does not support the request
         return AttemptEnd.REFUSED
     return AttemptEnd.SLOW if status == 504 else AttemptEnd.FAILURE
 
@@ -98,9 +94,8 @@ class RoutedRequest:
     tried: list[Upstream] = field(default_factory=list)
     suspect: bool = False  # it failed on an upstream and may be the cause
     may_have_acted: bool = False  # an upstream received some of it
-    unproven: list[tuple[Upstream, int]] = field(
-        default_factory=list
-    )  # failures, with their epochs
+    # failures, with their epochs
+    unproven: list[tuple[Upstream, int]] = field(default_factory=list)
     queued_since: float = 0.0
     placed_at: float = 0.0
     queued_s: float = 0.0

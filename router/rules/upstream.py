@@ -5,7 +5,6 @@ it into their ids. So a router that was restarted, or another one, finds them.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,17 +20,10 @@ TIMEOUTS_FORGIVEN = 1
 MAX_PAUSE_S = 60.0
 
 RESPONSES = "/v1/responses"
-_MARKED = re.compile(r"resp_([0-9a-f]{8})_[0-9a-f]+")
 
 
 def mark_of(url: str) -> str:
     return hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
-
-
-def mark_in(response_id: str) -> str | None:
-    """None if the response was made without a router."""
-    found = _MARKED.fullmatch(response_id)
-    return found[1] if found else None
 
 
 def half(limit: int) -> int:

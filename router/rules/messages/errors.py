@@ -88,7 +88,7 @@ def over_limit(over: OverLimit) -> RouterError:
     return RouterError(429, over.kind, "rate_limit_exceeded", message, headers=headers)
 
 
-def unavailable(message: str, code: str) -> RouterError:
+def unavailable(message: str, code: str = "no_upstream_ready") -> RouterError:
     return RouterError(503, "server_error", code, message, headers={"Retry-After": "1"})
 
 
