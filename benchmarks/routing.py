@@ -163,7 +163,7 @@ class VirtualFleet:
             fleet.add(Spec(url, ROWS), "benchmark").probe_succeeded({"m": b"{}"}, 0.01)
         limits, choice = DispatchLimits(max_queue=10**6), POLICIES[policy](random.Random(seed))
         router: Dispatcher
-        router = Dispatcher(fleet, choice, limits, lambda r: self._send(router, r), None)
+        router = Dispatcher(fleet, choice, limits, lambda r: self._send(router, r))
         return router
 
     def at(self, when: float, what: Callable[[], object]) -> None:

@@ -83,12 +83,8 @@ def _served(
     supervisor: Supervisor,
     ended: threading.Event,
 ) -> int:
-    def hang_up() -> None:
-        for process in supervisor.processes:
-            process.send_signal(signal.SIGHUP)
-
     scaling = Scaling(config.least, config.most, router.max_connect_per_upstream)
-    fleet = ReplicaFleet(config, server, router, scaling, listed, hang_up)
+    fleet = ReplicaFleet(config, server, router, scaling, listed, supervisor)
     status = 0
 
     def keep() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from cluster.config import ClusterConfig
 from cluster.replica import DRAIN_GRACE_S, Replica, ReplicaState, command_of
 from cluster.scaling import Scaling
 from launcher.launcher import is_healthy
+from model_server.supervisor import Supervisor
 from router.config import RouterConfig
 from serving.config import Config
 
@@ -50,14 +52,14 @@ class _Placed:
 
 @dataclass(slots=True, eq=False)
 class ReplicaFleet:
-    """Keeps the replicas. `hang_up` makes the router read `listed` again."""
+    """Keeps the replicas. The router, `supervisor`'s process, reads `listed` at SIGHUP."""
 
     config: ClusterConfig
     server: Config
     router: RouterConfig
     scaling: Scaling
     listed: Path
-    hang_up: Callable[[], None]
+    supervisor: Supervisor
     started: threading.Event = field(default_factory=threading.Event)  # a router has work
     _replicas: list[_Placed] = field(default_factory=list)
     _leaving: list[_Placed] = field(default_factory=list)
@@ -157,7 +159,8 @@ class ReplicaFleet:
         whole.replace(self.listed)
         self._text = text
         if self.started.is_set():
-            self.hang_up()
+            for process in self.supervisor.processes:
+                process.send_signal(signal.SIGHUP)
         self.started.set()
 
     def _shown(self) -> dict[str, Any] | None:

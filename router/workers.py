@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from router import log
+from router.rules.messages import errors
 
 BACKLOG = 4096
 ACCEPTED_AT_ONCE = 32
@@ -43,10 +44,6 @@ class Seat:
     hub: socket.socket
 
 
-class WorkersSilentError(Exception):
-    """Not every worker answers."""
-
-
 class Workers:
     """All workers of this router, for one of them. `does`: what each does when it is asked."""
 
@@ -65,7 +62,8 @@ class Workers:
         return limit // self.seat.of + (self.seat.number < limit % self.seat.of)
 
     async def ask(self, name: str, argument: Any = None) -> list[Any]:
-        """What each worker answers; this one alone, if there is no other."""
+        """What each worker answers; this one alone, if there is no other. Raises RouterError if
+        one is silent."""
         if self._hub is None:
             return [self.does[name](argument)]
         self._count += 1
@@ -77,7 +75,7 @@ class Workers:
                 await waiter
                 return values
         except TimeoutError:
-            raise WorkersSilentError from None
+            raise errors.unavailable("Not every worker answers.", "overloaded") from None
         finally:
             del self._asked[number]
 

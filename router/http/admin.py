@@ -141,7 +141,7 @@ class Admin:
         if upstream is None:
             return None
         if verb == "add":
-            self.prober.probe_soon()
+            self.prober.wake.set()
         else:
             upstream.draining = True
         if verb == "remove":

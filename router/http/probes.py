@@ -33,20 +33,17 @@ class _Model(msgspec.Struct):
     id: str
 
 
-_LIST, _MODEL = msgspec.json.Decoder(_List), msgspec.json.Decoder(_Model)
-
-
 def parse_models(body: bytes) -> dict[str, bytes]:
     """The models of a `/v1/models` answer by id, each as the JSON that came. Raises ValueError if
     `body` is not a list of models."""
     try:
-        described = _LIST.decode(body.decode()).data
+        described = msgspec.json.decode(body.decode(), type=_List).data
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its /v1/models is not an OpenAI model list: {error}") from None
     models = {}
     for model in described:
         with contextlib.suppress(ValueError, RecursionError):
-            models[_MODEL.decode(model).id] = bytes(model)
+            models[msgspec.json.decode(model, type=_Model).id] = bytes(model)
     return models
 
 
@@ -58,8 +55,8 @@ class Prober:
     pool: Pool
     interval_s: float
     timeout_s: float
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # starts the next round now
     _names: list[Spec] = field(default_factory=list)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
         """Takes over the operator's lists, by source, and probes at once."""
@@ -73,25 +70,21 @@ class Prober:
             fleet.reconcile(gone, [])
         fleet.unresolved = wanted - {u.source for u in fleet}
         self.dispatcher.tick(monotonic())
-        self.probe_soon()
-
-    def probe_soon(self) -> None:
-        """Starts the next round now."""
-        self._wake.set()
+        self.wake.set()
 
     async def run(self) -> None:
         """Repeats rounds until it is cancelled. Between them it probes the upstreams that are not
         ready: requests for their models wait."""
         while True:
-            self._wake.clear()
+            self.wake.clear()
             await asyncio.gather(*(self._resolve(spec) for spec in self._names))
             await asyncio.gather(*map(self._probe, self.dispatcher.fleet))
             next_s = monotonic() + self.interval_s
-            while not self._wake.is_set() and (left_s := next_s - monotonic()) > 0:
+            while not self.wake.is_set() and (left_s := next_s - monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(AGAIN_S, left_s)):
-                        await self._wake.wait()
-                if left_s > AGAIN_S and not self._wake.is_set():
+                        await self.wake.wait()
+                if left_s > AGAIN_S and not self.wake.is_set():
                     lost = [upstream for upstream in self.dispatcher.fleet if not upstream.ready]
                     await asyncio.gather(*map(self._probe, lost))
 

@@ -200,7 +200,7 @@ class Proxy:
         sent = x.request.headers
         # clients of one address differ only in a key that was checked
         key = key_of(x.request) if self._config.api_keys else b""
-        client = f"{key!r}" if key else x.request.remote or "unknown"
+        client = f"{key!r}" if key else x.request.connection.remote or "unknown"
         priority, user = 0, ""
         if self._config.queue_order == "fair":
             asked = priority_in(body.priority)

@@ -12,13 +12,12 @@ from functools import lru_cache, partial
 from router.config import RouterConfig
 from router.http.admin import Admin
 from router.http.jobs import PATHS
-from router.http.proxy import ENGINE, Proxy
+from router.http.proxy import Proxy
 from router.http.server import CONTINUE, ClientRequest
 from router.rules.messages import errors
 from router.rules.messages.errors import Response, RouterError
 from router.rules.messages.headers import Pairs, encoded
 from router.rules.upstream import RESPONSES
-from router.workers import WorkersSilentError
 from web.browsers import Rules, own_names, response_headers
 from web.requests import HEADER, PACED, Pace, request_id
 
@@ -59,12 +58,9 @@ class Routes:
             response = await self.handler(request.method, request.path)(request)
         except RouterError as refused:
             response = errors.response(refused, request.path)
-        except WorkersSilentError:
-            silent = errors.unavailable("Not every worker answers.", "overloaded")
-            response = errors.response(silent, request.path)
         if response is not None and response.status in PACED:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pace.late_s(request.remote)):
+                async with asyncio.timeout(self._pace.late_s(request.connection.remote)):
                     await self._stop.wait()
         return response
 
@@ -103,7 +99,7 @@ class Routes:
             ):  # fmt: skip
                 return self._relay
         if method == "POST":
-            if _below(path, "/v1/") or path in GENERATING or ENGINE.fullmatch(path):
+            if _below(path, "/v1/") or path in GENERATING:
                 return self._infer
             if path in TOKENIZING:
                 return self._tokenize

@@ -50,7 +50,7 @@ class ClientRequest:
 
     __slots__ = (
         "_chunked", "body", "connection", "content_length", "expects", "has_body", "headers",
-        "is_http11", "keep_alive", "method", "path", "refusal", "remote", "status", "target",
+        "is_http11", "keep_alive", "method", "path", "refusal", "status", "target",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,6 @@ class ClientRequest:
         self.body = Body(connection)
         self.target = target
         self.path = unquote(target.partition(b"?")[0].decode("ascii"))
-        self.remote = connection.remote
         self.refusal: RouterError | None = None
         self.is_http11 = True
         self.keep_alive = False

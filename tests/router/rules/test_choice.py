@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.routing import ONE, POLICY, SHARED, SLOW, Outcome, Scenario, VirtualFleet, arrivals
-from router.rules.breaker import Breaker
 from router.rules.load import Forecast, RequestWork, StatedUsage, UpstreamLoad, usage_in
 from router.rules.messages.request_body import PREFIX_BYTES, parse_body, prefixes
 from router.rules.policies import BOUND, MOST_COUNTED, PrefixAffinity, Shares
@@ -76,7 +75,7 @@ def test_two_routers_of_which_each_sees_its_own_requests_are_nearly_as_good_as_o
 
 
 def fleet_of(works: Sequence[float]) -> list[Upstream]:
-    fleet = [Upstream(Spec(f"http://u{i}:1", 99), "test", Breaker(5)) for i in range(len(works))]
+    fleet = [Upstream(Spec(f"http://u{i}:1", 99), "test") for i in range(len(works))]
     for upstream, outstanding in zip(fleet, works, strict=True):
         upstream.load.outstanding = outstanding
     return fleet

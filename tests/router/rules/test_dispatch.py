@@ -7,7 +7,7 @@ import pytest
 from router.rules.breaker import LEAST_FAILURES, Breaker, BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
-from router.rules.policies import LeastWork
+from router.rules.policies import least_work
 from router.rules.request import AttemptEnd, DispatchLimits, RequestState, RoutedRequest, outcome_of
 from router.rules.upstream import Spec, Upstream
 
@@ -22,7 +22,7 @@ def fleet_of(*limits: int) -> Upstreams:
 
 def dispatcher_over(fleet: Upstreams) -> Dispatcher:
     limits = DispatchLimits(max_attempts=3)
-    return Dispatcher(fleet, LeastWork(), limits, lambda request: None, None)
+    return Dispatcher(fleet, least_work, limits, lambda request: None)
 
 
 def at(request: RoutedRequest) -> Upstream:
@@ -81,7 +81,7 @@ def test_all_that_a_dying_server_had_may_be_sent_again(outcome: str, waves: int)
     dying, other = fleet
     dispatcher = dispatcher_over(fleet)
     for _ in range(waves):
-        other.in_flight, dying.breaker = 20, Breaker(open_s=5)
+        other.in_flight, dying.breaker = 20, Breaker()
         requests = [dispatcher.arrive(RoutedRequest("m", client="a"), 0.0) for _ in range(20)]
         other.in_flight = 0
         for request in requests:
@@ -117,7 +117,7 @@ def test_one_clients_failures_open_no_breaker_but_a_server_that_alone_fails_is_l
         request = dispatcher.arrive(RoutedRequest("m", client="a", only=first), 0.0)
         dispatcher.release(request, AttemptEnd.FAILURE, 0.0)
     assert first.breaker.state(0.0) is BreakerState.CLOSED
-    first.breaker = Breaker(open_s=5)
+    first.breaker = Breaker()
     for _ in range(LEAST_FAILURES):
         assert first.breaker.state(0.0) is BreakerState.CLOSED
         first.in_flight, second.in_flight = 0, 1

@@ -12,8 +12,7 @@ from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Upstreams
 from router.rules.limits import MinuteLimits, duration
 from router.rules.load import RequestWork, StatedUsage
-from router.rules.policies import LeastWork
-from router.rules.queues import Fair
+from router.rules.policies import least_work
 from router.rules.request import AttemptEnd, DispatchLimits, NoPlace, RequestState, RoutedRequest
 from router.rules.upstream import Spec
 
@@ -74,7 +73,7 @@ def test_a_duration_is_written_as_openai_writes_it(seconds: float, shown: str) -
 def dispatcher(limits: DispatchLimits) -> Dispatcher:
     fleet = Upstreams()
     fleet.add(Spec("http://u:1", 1), "test").probe_succeeded({"m": b"{}"}, 0.01)
-    return Dispatcher(fleet, LeastWork(), limits, lambda request: None, Fair())
+    return Dispatcher(fleet, least_work, limits, lambda request: None)
 
 
 WAITING = st.lists(
