@@ -192,7 +192,8 @@ class Attempt:
             request.content_length,
             limit_s,
         )
-        request.connection.source, outcome = answer.connection, outcome_of(answer.status)
+        request.connection.source = answer.connection
+        outcome = outcome_of(answer.status)
         self._is_stream = answer.media_type == "text/event-stream" and answer.status < 400
         # the events of a compressed stream cannot be separated
         x.takes_events = self._is_stream and headers.is_plain(answer.headers)

@@ -101,15 +101,12 @@ class Breaker:
         if self._state is BreakerState.HALF_OPEN:
             opens = not client or bool({*by_client} - {client})
         else:
-            opens = self._fails_too_often(now)
+            failed = [failed for when, failed, _ in self._verdicts if when > now - WINDOW_S]
+            opens = sum(failed) >= LEAST_FAILURES and 2 * sum(failed) >= len(failed)
         if opens:
             self._enter(BreakerState.OPEN)
             self._open_until = now + OPEN_S
         return opens or self._state is BreakerState.CLOSED
-
-    def _fails_too_often(self, now: float) -> bool:
-        recent = [failed for when, failed, _ in self._verdicts if when > now - WINDOW_S]
-        return sum(recent) >= LEAST_FAILURES and 2 * sum(recent) >= len(recent)
 
     def _enter(self, state: BreakerState) -> None:
         self._state = state

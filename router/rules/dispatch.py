@@ -8,6 +8,7 @@ does not overtake any request of its model and class, whatever the order of the 
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -243,23 +244,19 @@ class Dispatcher:
             unreceived = request.tried and not request.may_have_acted and self._allowed(request)
             if not unreceived or now >= request.queued_since + self._limits.wait_for_s:
                 self._refuse(request, NoPlace.UNAVAILABLE, now)
-        for model in {model for _, model in self._queues}:
-            serving = self.fleet.serving(model)
+        for (_, model), queue in list(self._queues.items()):
+            serving, unserved_since = self.fleet.serving(model), math.inf
             if any(u.usable(now) for u in serving):
                 self._unserved.pop(model, None)
             else:
-                self._unserved.setdefault(model, now)
-        for key, queue in list(self._queues.items()):
-            since = self._unserved.get(key[1])
-            unknown = not self.fleet.serving(key[1]) and self.fleet.complete()
+                unserved_since = self._unserved.setdefault(model, now)
+            unknown = not serving and self.fleet.complete()
             for request in queue:
                 if unknown:
                     self._refuse(request, NoPlace.UNKNOWN_MODEL, now)
                 elif now >= request.deadline:
                     self._refuse(request, NoPlace.TIMEOUT, now)
-                elif since is not None and now >= (
-                    max(since, request.arrived) + self._limits.wait_for_s
-                ):
+                elif now >= max(unserved_since, request.arrived) + self._limits.wait_for_s:
                     self._refuse(request, NoPlace.UNAVAILABLE, now)
                 else:
                     break

@@ -18,7 +18,6 @@ BOUND = 1.25
 # Prefixes that are counted, and requests below which no share is believed.
 MOST_COUNTED, LEAST_COUNTED = 4096, 16
 
-
 # Chooses among candidates. It may remember earlier choices, in bounded memory.
 RoutingPolicy = Callable[[Sequence[Upstream], RoutedRequest, float], Upstream]
 
@@ -93,8 +92,9 @@ class PrefixAffinity:
                 owners = [u for u in order if u in owners][:wanted]
             if len(owners) == 1:
                 break
-        one = len(owners) == 1
-        chosen = owners[0] if one else least_tokens(self._rng, owners, request, now)
+        chosen = owners[0]
+        if len(owners) > 1:
+            chosen = least_tokens(self._rng, owners, request, now)
         if len(owners) == len(free):
             return chosen
         works = [u.load.work(now) for u in free]

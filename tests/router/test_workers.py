@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from router.config import parse_args
 from router.workers import Workers
 from tests.router.conftest import Net, RouterProcess
-from tests.support.process import PATIENCE_S, closed_at_end, eventually
+from tests.support.process import PATIENCE_S, ROOT, closed_at_end, eventually
 from tests.support.wire import post
 
 COUNT = 3
@@ -107,6 +109,24 @@ def test_sigterm_drains_all_workers(net: Net) -> None:
     for stream in running:
         assert stream.raw.read().endswith(b"data: [DONE]\n\n")
     assert router.process.wait(timeout=PATIENCE_S) == 0
+
+
+STARTING = """
+import asyncio, os, signal, socket
+from router.workers import WorkerSupervisor
+
+def work(seat):  # it awaits no signal yet
+    os.kill(os.getppid(), signal.SIGTERM)
+    while True:
+        signal.pause()
+
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    asyncio.run(WorkerSupervisor(listener, 1, work).run())
+"""
+
+
+def test_a_worker_that_still_starts_ends_at_sigterm() -> None:
+    subprocess.run([sys.executable, "-c", STARTING], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 def test_workers_end_with_the_process_that_started_them(net: Net) -> None:
