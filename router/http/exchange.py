@@ -206,10 +206,10 @@ class Attempt:
         if self._held is not None:
             if not self._has_begun:
                 self._first_byte()
-            body = bytes(self._held)
-            self._done(outcome, body[-TAIL_BYTES:])
+            held = bytes(self._held)
+            self._done(outcome, held[-TAIL_BYTES:])
             x.begun_s = monotonic() - x.started
-            response = Response(answer.status, body, self._headers(answer))
+            response = Response(answer.status, held, self._headers(answer))
             if outcome in (AttemptEnd.SUCCESS, AttemptEnd.REFUSED):
                 return response
             return Failed(f"{upstream.url} answered {answer.status}", response)
