@@ -253,7 +253,7 @@ function verdict(runs) {
     : "";
   return `${all}, ${others}: `
     + `${(worst.end / best.end).toFixed(1)} times as fast as ${how(worst.name)}. Half of the requests had their first `
-    + `token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
+    + `token within ${seconds(first(best))} ${how(best.name)}, and within ${seconds(first(worst))} ${how(worst.name)}.${why}`;
 }
 
 /** One mode up to a time. @param {Panel} panel @param {number} t @param {number} span @param {number} rows */
