@@ -157,7 +157,10 @@ class WorkerSupervisor:
         """Replaces a worker that ends."""
         while not self._ending:
             started_s = time.monotonic()
-            status = await self._serve(number)
+            try:
+                status: object = await self._serve(number)
+            except OSError as error:  # no process, memory or file is left for another one
+                status = str(error)
             if not self._ending:
                 log.event(logging.ERROR, "worker ended", worker=number, status=status)
                 early = time.monotonic() - started_s < EARLY_S

@@ -125,8 +125,22 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
 """
 
 
-def test_a_worker_that_still_starts_ends_at_sigterm() -> None:
-    subprocess.run([sys.executable, "-c", STARTING], cwd=ROOT, check=True, timeout=PATIENCE_S)
+FULL = """
+import errno, os
+real = os.fork
+
+def fork():
+    os.fork = real
+    raise OSError(errno.EAGAIN, "no process is left")
+
+os.fork = fork
+"""
+
+
+@pytest.mark.parametrize("before", ["", FULL], ids=["at once", "after no process was left"])
+def test_a_worker_that_still_starts_ends_at_sigterm(before: str) -> None:
+    code = before + STARTING
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 def test_workers_end_with_the_process_that_started_them(net: Net) -> None:
