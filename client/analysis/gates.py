@@ -27,7 +27,7 @@ from client.analysis.statistics import (
 from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
-DISTURBED = "DISTURBED"
+DISTURBED, PARTLY_VOID = "DISTURBED", "PARTLY VOID"
 LAG, TOKENS = "dispatch lag", "token conservation"
 ADVICE = "end other programs on this machine, or run the client on another one"
 LAGS = 5.0  # a latency below this many lags of the client reflects the client
@@ -50,7 +50,7 @@ class Void:
 class Gate:
     """One check: what was found, and the verdict it leads to.
 
-    With ``voids`` the verdict is on those figures alone, otherwise on all.
+    With ``voids`` it is on those figures alone and the verdict `PARTLY_VOID`, otherwise on all.
     """
 
     name: str
@@ -146,7 +146,7 @@ def lag_gate(
     found = f"p50 {late[50] * 1e3:.1f} ms, p99 {late[99] * 1e3:.1f} ms"
     if voids:
         found += f"; not to be used: {', '.join(void.figure for void in voids)}"
-    return Gate(LAG, found, INVALID_CLIENT if voids else VALID, tuple(voids))
+    return Gate(LAG, found, PARTLY_VOID if voids else VALID, tuple(voids))
 
 
 def _tokens(run: Run, server_tokens: int | None) -> Gate:
@@ -171,7 +171,7 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
     times = [f"{name}_p{p}" for name in ("ttft", "tpot", "itl") for p in PERCENTILES]
     remedy = "have the server send every token, or its count with every event"
     voids = tuple(Void(figure, how, remedy) for figure in (*times, "goodput"))
-    return Gate(TOKENS, f"{found}, {how}", INVALID_CLIENT, voids)
+    return Gate(TOKENS, f"{found}, {how}", PARTLY_VOID, voids)
 
 
 def _lengths(run: Run) -> Gate:

@@ -118,7 +118,7 @@ def _judged(effect: Effect, visible: float, *, less: bool) -> tuple[str, str]:
         return NOT_SEEN, f"the interval lies {other} 1: the opposite"
     best = 1 / low if less else high
     if best < WORTH:
-        return NOT_SEEN, f"the interval excludes every effect of {WORTH:g} times or more"
+        return NOT_SEEN, f"the interval excludes every improvement of {WORTH:g} times or more"
     seeds = math.ceil(effect.blocks * (visible / math.log(WORTH)) ** 2)
     return TOO_CLOSE, (
         f"the interval contains both 1 and an effect of {WORTH:g} times; about {seeds} seeds would "
