@@ -90,7 +90,6 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> None:
         if seat is None:
             listener.close()
         else:
-            loop.remove_reader(seat.clients)
             listening.cancel()
         await connections.close(STOP_GRACE_S)
         pool.close()

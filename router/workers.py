@@ -32,6 +32,7 @@ EARLY_S = 5.0  # a worker that dies earlier is replaced after RESTART_S
 RESTART_S = 1.0
 MOST_BYTES = 64 * 2**20  # of one message
 CHANGES = frozenset({"change", "reread"})  # questions that change every worker
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +97,20 @@ class Workers:
                     task.add_done_callback(opening.discard)
 
         loop.add_reader(seat.clients, take)
-        while line := await reader.readline():
-            told = json.loads(line)
-            if "name" in told:
-                value = self.does[told["name"]](told["argument"])
-                answer = _line(to=told["by"], number=told["number"], of=told["of"], value=value)
-                self._hub.write(answer)
-            elif asked := self._asked.get(told["number"]):
-                values, waiter = asked
-                values.append(told["value"])
-                if len(values) == told["of"] and not waiter.done():
-                    waiter.set_result(None)
+        try:
+            while line := await reader.readline():
+                told = json.loads(line)
+                if "name" in told:
+                    value = self.does[told["name"]](told["argument"])
+                    answer = _line(to=told["by"], number=told["number"], of=told["of"], value=value)
+                    self._hub.write(answer)
+                elif asked := self._asked.get(told["number"]):
+                    values, waiter = asked
+                    values.append(told["value"])
+                    if len(values) == told["of"] and not waiter.done():
+                        waiter.set_result(None)
+        finally:
+            loop.remove_reader(seat.clients)  # it is readable for ever if the first process is gone
 
 
 def _line(**message: Any) -> bytes:
@@ -145,7 +149,7 @@ class WorkerSupervisor:
     async def run(self) -> None:
         """Returns when SIGTERM or SIGINT came and all workers have ended."""
         loop = asyncio.get_running_loop()
-        for awaited in (signal.SIGTERM, signal.SIGINT):
+        for awaited in ENDING:
             loop.add_signal_handler(awaited, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._put, "reread", None)
         self._listener.setblocking(False)
@@ -170,11 +174,15 @@ class WorkerSupervisor:
         """Starts a worker and hears it until it ends; its exit status."""
         clients, own_clients = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hub, own_hub = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            for end in (self._listener, clients, hub, *self._ends):
-                end.close()
-            self._become(Seat(number, self._count, own_clients, own_hub))
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # a worker would lose them yet
+        try:
+            pid = os.fork()
+            if pid == 0:
+                for end in (self._listener, clients, hub, *self._ends):
+                    end.close()
+                self._become(Seat(number, self._count, own_clients, own_hub))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         own_clients.close()
         own_hub.close()
         clients.setblocking(False)
@@ -203,8 +211,9 @@ class WorkerSupervisor:
     def _become(self, seat: Seat) -> NoReturn:
         """In the process of a worker: is one until it ends."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT):  # of which none may be lost until it listens
+        for number in ENDING:  # of which none may be lost until it listens
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         seat.clients.setblocking(False)
         status = 1
         try:

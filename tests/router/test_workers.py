@@ -116,6 +116,7 @@ import asyncio, os, signal, socket
 from router.workers import WorkerSupervisor
 
 def work(seat):  # it awaits no signal yet
+    print(os.environ.get("SIGNALS", "no signal"), "before", flush=True)
     os.kill(os.getppid(), signal.SIGTERM)
     while True:
         signal.pause()
@@ -137,10 +138,32 @@ os.fork = fork
 """
 
 
-@pytest.mark.parametrize("before", ["", FULL], ids=["at once", "after no process was left"])
+EARLY = """
+import os, signal
+real = os.fork
+
+def fork():
+    os.fork = real
+    pid = real()
+    if pid == 0:
+        os.environ["SIGNALS"] = "a signal"
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+os.fork = fork
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", FULL, EARLY],
+    ids=["at once", "after no process was left", "after one that ended before its first line"],
+)
 def test_a_worker_that_still_starts_ends_at_sigterm(before: str) -> None:
     code = before + STARTING
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE_S)
+    command = [sys.executable, "-c", code]
+    out = subprocess.check_output(command, cwd=ROOT, text=True, timeout=PATIENCE_S)
+    assert out == "no signal before\n"
 
 
 def test_workers_end_with_the_process_that_started_them(net: Net) -> None:
@@ -149,6 +172,29 @@ def test_workers_end_with_the_process_that_started_them(net: Net) -> None:
     router.process.kill()
     gone, left = psutil.wait_procs(workers, PATIENCE_S)
     assert (len(gone), left) == (COUNT, [])
+
+
+ORPHANED = """
+import asyncio, socket
+from router.workers import Seat, Workers
+
+clients, own_clients = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+hub, own_hub = socket.socketpair()
+clients.close()
+hub.close()
+
+async def hear_all():
+    await Workers(None).listen(Seat(0, 1, own_clients, own_hub), asyncio.Protocol)
+    print(asyncio.get_running_loop().remove_reader(own_clients))
+
+asyncio.run(hear_all())
+"""
+
+
+def test_a_worker_that_drains_expects_nothing_of_a_dead_first_process() -> None:
+    command = [sys.executable, "-c", ORPHANED]
+    out = subprocess.check_output(command, cwd=ROOT, text=True, timeout=PATIENCE_S)
+    assert out == "False\n", "its socket, which is readable for ever, is still looked at"
 
 
 @pytest.mark.parametrize(
