@@ -27,14 +27,14 @@ LINES = {
     "learn": 1199,
     "model_server": 2125,
     "models": 2774,
-    "router": 4912,
+    "router": 4920,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 31046,
+    "tests": 31092,
     "text": 1937,
     "others": 7388,
 }
-PRODUCT_LINES = 39196  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39204  # all but tests, benchmarks, client and learn
 SHORT_FILES = 33
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
