@@ -1,5 +1,5 @@
-"""What the queue takes in, how long a request may take, when a refused client is to return, and
-what is counted as busy."""
+"""What the queue takes in, how long a request may take, when a refused client is to return, what is
+counted as busy, and what a model keeps of requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from tests.batching.modes import MODES, Mode, every_mode, every_mode_and_policy
 from tests.batching.virtual import TICK_S, World, check_closed
 
 NOBATCH, STATIC, _, DYNAMIC = MODES
+
+
+@every_mode_and_policy
+def test_a_model_keeps_nothing_of_requests_that_have_ended(mode: Mode) -> None:
+    """It learns of their ends with the next iteration, or else it would keep all for ever."""
+    world = World(mode)
+    for tokens in (1, 2, 5):
+        world.submit([1, 2, 3], tokens)
+    world.run()
+    last = world.submit([1], 2)
+    world.run()
+    assert set(world.model._sequences) == {last.id}
 
 
 @pytest.mark.parametrize(

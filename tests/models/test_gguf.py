@@ -148,7 +148,9 @@ def test_columns_that_divide_no_block_stay_quantised_in_shards(tmp_path: Path) -
     assert source.raw("blocks.0.attn_proj.weight", slice(None), slice(0, 48)) is None
 
 
-def small(path: Path, architecture: str = "llama", **keys: int | float | str) -> None:
+def small(
+    path: Path, architecture: str = "llama", only: str = "token_embd", **keys: int | float | str
+) -> None:
     writer = gguf.GGUFWriter(path, architecture)
     whole = {
         "block_count": 1, "context_length": 64, "embedding_length": 32,
@@ -158,7 +160,7 @@ def small(path: Path, architecture: str = "llama", **keys: int | float | str) ->
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         name = key if key.startswith("split.") else f"{architecture}.{key}"
         add[type(value)](name, value)  # type: ignore[operator]
-    writer.add_tensor("token_embd.weight", np.zeros((64, 32), np.float32))
+    writer.add_tensor(f"{only}.weight", np.zeros((64, 32), np.float32))
     finish(writer)
 
 
@@ -171,6 +173,7 @@ def small(path: Path, architecture: str = "llama", **keys: int | float | str) ->
         ("llama", {"rope.scaling.type": "longrope"}, "RoPE scaling is 'longrope', supported"),
         ("llama", {"split.count": 3}, "split.count is 3, supported: 1"),
         ("llama", {}, "tensors are missing: blocks.0"),
+        ("llama", {"only": "output"}, "tensor 'token_embd.weight' is missing"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(

@@ -36,6 +36,8 @@ def grammars() -> Grammars:
         ({"properties": {}, "items": {}}, "3", False),
         (closed({"properties": INTEGER, "items": INTEGER}), '{"properties": 1, "items": 2}', True),
         ({"type": "string", "format": "date", "pattern": "^20"}, '"1999-01-01"', False),
+        ({"format": "date", "pattern": "^20", "allOf": [{"pattern": "2$"}]}, '"2001-01-01"', False),
+        ({"format": "date", "pattern": "^20", "allOf": [{"pattern": "2$"}]}, '"2001-01-02"', True),
         ({"type": "string", "format": "date-time"}, '"2023-02-28T23:59:59.5+01:00"', True),
         ({"type": "string", "format": "date-time"}, '"2023-02-29T23:59:59Z"', False),
     ],
