@@ -30,12 +30,12 @@ LINES = {
     "router": 4920,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 31092,
+    "tests": 31160,
     "text": 1937,
     "others": 7388,
 }
 PRODUCT_LINES = 39204  # all but tests, benchmarks, client and learn
-SHORT_FILES = 33
+SHORT_FILES = 34
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have
 
