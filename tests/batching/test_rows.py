@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.blocks import Ledger
 from engine.lifecycle import Arrived, History
 from seams import Constraint, Row
-from tests.batching.modes import DYNAMIC_MODES, MODES
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every_mode_and_policy
 from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 from tests.support.hashed import absorb, drafted, forced
@@ -34,6 +34,19 @@ def test_rows_say_what_was_done_for_each_request() -> None:
     for record in later:
         assert list(record.rows) == [Row(1, 1, 1, "decode"), Row(0, 0, 0, "held")]
         assert record.padding == 1
+
+
+@every_mode_and_policy
+def test_an_arrival_knows_how_many_tokens_of_prompts_were_computed_before_it(mode: Mode) -> None:
+    """Not those of decodes, for a policy weighs a wait by the prompts that went ahead."""
+    world = World(mode)
+    prompts = [[1, 2, 3, 4, 5], [6, 7, 8], [9]]
+    for prompt in prompts:
+        world.submit(prompt, 6)
+    world.run()
+    late = world.submit([10, 11], 1)
+    world.run()
+    assert late.prefill_before == sum(map(len, prompts))
 
 
 def test_a_prompt_in_parts_is_told_from_decodes() -> None:

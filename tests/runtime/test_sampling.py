@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +142,18 @@ def test_truncation_keeps_what_transformers_keeps(seed, temperature, cut, top_p)
         expected = warper(torch.zeros(1, 1, dtype=torch.long), expected)
     kept = truncated(logits / temperature, asked_of([row(asked)], 50, CPU))
     assert torch.equal(kept > -torch.inf, expected > -torch.inf)
+
+
+@pytest.mark.parametrize("draw", [sample, twin])
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.5}])
+def test_each_truncation_is_part_of_the_draw_without_the_others(
+    draw: Callable[[Tensor, Sequence[Known]], Tensor], cut: dict[str, Any]
+) -> None:
+    draws, logits = 400, some_logits(1, 1, 40, 1.0)
+    rows = [row(Sampling(seed=2, **cut), i + 1) for i in range(draws)]
+    kept = truncated(logits, asked_of(rows[:1], 40, CPU))[0] > -torch.inf
+    drawn = draw(logits.expand(draws, -1), rows)
+    assert set(drawn.tolist()) == set(kept.nonzero().flatten().tolist())
 
 
 def penalised(logits: Tensor, known: Opening) -> Tensor:
