@@ -27,14 +27,14 @@ LINES = {
     "learn": 1199,
     "model_server": 2125,
     "models": 2774,
-    "router": 4920,
+    "router": 4925,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 31185,
+    "tests": 31197,
     "text": 1937,
     "others": 7388,
 }
-PRODUCT_LINES = 39204  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39209  # all but tests, benchmarks, client and learn
 SHORT_FILES = 34
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have

@@ -31,6 +31,7 @@ HOLD_BYTES = 1 << 20
 # The end of an answer, in which its usage is looked for.
 TAIL_BYTES = 2048
 EVENT = b"data:"  # counted without parsing
+LAST_EVENT = b"data: [DONE]"
 
 
 @dataclass(slots=True, eq=False)
@@ -284,6 +285,10 @@ class Attempt:
         """`error`: for the client; it names no address. An answer that has begun is ended in a
         recognisable way."""
         x, routed = self._x, self._x.routed
+        if x.takes_events and self._tail.rstrip().endswith(LAST_EVENT):
+            self._done(AttemptEnd.SUCCESS, self._tail)
+            x.request.end()
+            return None
         if routed is not None and routed.state is RequestState.PLACED:
             self._with.dispatcher.release(routed, outcome, monotonic())
         if routed is None or x.request.status:

@@ -144,3 +144,15 @@ def test_refusals_and_broken_streams_are_the_official_clients_own_exceptions(sha
     with pytest.raises(openai.APIError, match="failed"):
         got.extend(event.choices[0].text for event in stream)
     assert got == [" w0", " w1"], "no short answer"
+
+
+def test_a_server_that_dies_after_the_last_event_spoils_no_stream(net: Net) -> None:
+    """Nothing is said after [DONE], where clients expect the end."""
+    events = 'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    head = (
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    dying = net.upstream(said=f"{head}{len(events):x}\r\n{events}\r\n", said_to="POST")
+    router = net.router(dying)
+    assert router.post(json={"model": "m", "stream": True}).text == events
+    assert router.in_flight() == 0
