@@ -19,11 +19,8 @@ def one_request(answers: Answers) -> None:
 def one_at_a_time(answers: Answers) -> None:
     began = list[int]()
     for number, rows in enumerate(play(FOUR, answers.OneAtATime(), hashed()).rows(), 1):
-        require(
-            len(rows) == 1,
-            f"iteration {number} advances the requests {[*rows]}. While one is resident, nobody "
-            "else advances",
-        )
+        sentence = f"iteration {number} advances the requests {[*rows]}"
+        require(len(rows) == 1, f"{sentence}. While one is resident, nobody else advances")
         began += [request for request in rows if began[-1:] != [request]]
     require(
         began == [0, 1, 2, 3],

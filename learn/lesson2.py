@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from generate.modes import MODES
 from learn import require
 from learn.lesson import FOUR, Answers, Lesson, product
 from learn.measure import LIMIT, Contestant, in_turn, mixed, stage
-from learn.play import Ask, hashed, play
+from learn.play import Ask, hashed, play, watched
 from seams import Step
 
 LAY_OUT = MODES["static"].lay_out
@@ -17,26 +17,28 @@ LAY_OUT = MODES["static"].lay_out
 
 def equally_wide(answers: Answers) -> None:
     """The layout alone: three prompts, and a row that is held."""
-    laid = answers.lay_out([Step(id, 0, n, n > 0, ()) for id, n in enumerate((3, 5, 2, 0))])
+    steps = [Step(id, 0, n, n > 0, ()) for id, n in enumerate((3, 5, 2, 0))]
+    laid = watched(answers.lay_out, [])(steps)
     paddings = [step.padding for step in laid]
-    require(
-        paddings == [2, 0, 3, 5],
-        f"rows of 3, 5, 2 and 0 tokens got the paddings {paddings}. The longest has 5 tokens, so "
-        "the paddings [2, 0, 3, 5] make all rows equally wide",
-    )
+    sentence = f"rows of 3, 5, 2 and 0 tokens got the paddings {paddings}"
+    require(paddings == [2, 0, 3, 5], f"{sentence}. [2, 0, 3, 5] make all of them 5 wide")
 
 
 def a_batch_stays(answers: Answers) -> None:
-    """Five requests and four places; the fourth needs nine iterations."""
-    asks = [Ask([n, n], 3 + 2 * n) for n in range(5)]
+    """Four places: one request too many, and one that arrives late while places are free. The
+    longest of each batch needs nine iterations."""
+    many = [Ask([n, n], 3 + 2 * n) for n in range(5)]
+    late = [Ask([1], 3), Ask([2], 9), Ask([3], 3, at_s=0.002)]
+    stays(answers, many, {0, 1, 2, 3})
+    stays(answers, late, {0, 1})
+
+
+def stays(answers: Answers, asks: Sequence[Ask], batch: set[int]) -> None:
     seen = play(asks, answers.WholeBatch(), hashed(lay_out=answers.lay_out))
     for number, rows in enumerate(seen.rows()[:9], 1):
-        new, gone = sorted({*rows} - {0, 1, 2, 3}), sorted({0, 1, 2, 3} - {*rows})
-        require(
-            not new,
-            f"the requests {new} join in iteration {number}, and a batch runs. Newcomers wait "
-            "until nobody is resident",
-        )
+        new, gone = sorted({*rows} - batch), sorted(batch - {*rows})
+        sentence = f"the requests {new} join in iteration {number}, and a batch runs"
+        require(not new, f"{sentence}. Newcomers wait until nobody is resident")
         require(
             not gone,
             f"the requests {gone} have no row in iteration {number}. A batch takes the first four "

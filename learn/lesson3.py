@@ -21,11 +21,8 @@ def places_are_filled(answers: Answers) -> None:
 def they_advance(answers: Answers) -> None:
     seen = play(FOUR, answers.EveryIteration(), hashed())
     for number, rows in enumerate(seen.rows("xp"), 1):
-        require(
-            not rows,
-            f"the requests {[*rows]} have a place in iteration {number} and do not advance. "
-            "Those that are not done advance always, `retire` returns the others",
-        )
+        sentence = f"the requests {[*rows]} have a place in iteration {number} and do not advance"
+        require(not rows, f"{sentence}. All advance until they are done; then they retire")
     late = [r for r, of in enumerate(seen.records) if of.end_s != of.last_token_s]
     require(not late, f"the answers of {late} left after their last token: `answers` is not 'own'")
 
@@ -39,13 +36,12 @@ def in_order(answers: Answers) -> None:
 def measure(answers: Answers) -> Mapping[str, float]:
     static = Contestant(lambda: product("static"), lambda: stage("static"))
     joined, batches = in_turn(mixed(48), Contestant(answers.EveryIteration), static)
+    latency = joined.mean_latency_s / batches.mean_latency_s
     return {
         f"tokens a second, static batches of {LIMIT}": batches.tokens_per_s,
         f"tokens a second, {LIMIT} rows that change": joined.tokens_per_s,
         "times as many": joined.tokens_per_s / batches.tokens_per_s,
-        "times as long until an answer is complete, on average": (
-            joined.mean_latency_s / batches.mean_latency_s
-        ),
+        "times as long until an answer is complete, on average": latency,
     }
 
 

@@ -27,16 +27,20 @@ def queue(*sizes: tuple[int, int]) -> Sequence[Inference]:
     return requests
 
 
-def expect(found: int, right: int, what: str) -> None:
-    require(found == right, f"{what} is {found}, and should be {right}")
+def expect(found: Any, right: int, what: str) -> None:
+    said = "a list" if isinstance(found, list) else found  # its members would not be readable
+    require(found == right, f"{what} is {said}, and should be {right}")
 
 
 def counts(answers: Answers) -> None:
     memory = answers.KVBlocks(8, 16)
     for tokens, blocks in ((1, 1), (16, 1), (17, 2), (33, 3)):
         expect(memory.blocks_of(tokens), blocks, f"with blocks of 16, blocks_of({tokens})")
-    found = memory.admission(queue((10, 30))[0])
-    expect(found, 3, "with blocks of 16, `admission` of a request with 10 tokens and 30 to come")
+    request = queue((10, 39))[0]
+    what = "with blocks of 16, `admission` of a request with"
+    expect(memory.admission(request), 4, f"{what} 10 tokens and 39 to come")
+    request.known += 20
+    expect(memory.admission(request), 4, f"{what} 30 tokens and 19 to come, of 39 in all,")
 
 
 def gives_and_takes(answers: Answers) -> None:
@@ -47,6 +51,7 @@ def gives_and_takes(answers: Answers) -> None:
     memory.release(first)
     memory.release(second)
     expect(memory.used, 0, "after their release, the number of used blocks")
+    expect(len(memory.grow([])), 0, "after their release, the number of requests in the table")
     memory.open([third])
     expect(memory.used, 8, "after opening a request of 8 blocks, the number of used blocks")
 

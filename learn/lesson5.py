@@ -22,19 +22,18 @@ LONG = [Ask([1, 2], 12), Ask([3, 4, 5], 10), Ask(list(range(100, 124)), 3, at_s=
 
 
 def keeps_the_budget(answers: Answers) -> None:
-    seen = play(LONG, answers.Chunks(BUDGET), hashed())
+    """Beside two decodes, what is left by the end of a prompt goes to the next one."""
+    prompts = [Ask([n] * n, 3, at_s=0.004) for n in (21, 40)]
+    seen = play([*LONG[:2], *prompts], answers.Chunks(BUDGET), hashed())
     parts = seen.rows("c")
     for number, rows in enumerate(seen.rows(), 1):
         used = sum(rows.values())
-        require(
-            used <= BUDGET,
-            f"iteration {number} computes {used} tokens (by request: {rows}); the budget is "
-            f"{BUDGET}, decodes included",
-        )
+        sentence = f"iteration {number} computes {used} tokens (by request: {rows})"
+        require(used <= BUDGET, f"{sentence}; the budget is {BUDGET}, decodes included")
         require(
             used == BUDGET or not (parts[number - 1] and parts[number]),
-            f"iteration {number} leaves {BUDGET - used} tokens of the budget unused, and the "
-            "prompt of request 2 is not done",
+            f"iteration {number} leaves {BUDGET - used} tokens of the budget unused, and a prompt "
+            "is not done",
         )
 
 
@@ -49,10 +48,8 @@ def never_stalls(answers: Answers) -> None:
 
 def in_order(answers: Answers) -> None:
     """Each prompt has more tokens than the budget."""
-    seen, read = (
-        play([Ask([n] * 13, 4) for n in range(5)], answers.Chunks(BUDGET), hashed()),
-        Counter[int](),
-    )
+    seen = play([Ask([n] * 13, 4) for n in range(5)], answers.Chunks(BUDGET), hashed())
+    read = Counter[int]()
     for number, rows in enumerate(seen.rows(), 1):
         read.update(rows)
         begun = [request for request, tokens in read.items() if tokens < 13]

@@ -154,9 +154,8 @@ def play(asks: Sequence[Ask], policy: Policy, stage: Stage, rows: int = 4) -> Ac
             said = errors[0].removeprefix("the model failed: ")
             said = said.replace("nothing and set no wake_s", "nothing, and requests wait")
             said = said.replace("internal error: PolicyError", "the engine refuses this")
-            raise LessonError(
-                said.replace("internal error", "your code returned what does not fit")
-            )
+            said = said.replace("internal error", "your code returned what does not fit")
+            raise LessonError(said)
         if wait is not None:
             moment_s = min(wait.until_s, due[0].arrival_s if due else math.inf)
             if moment_s == math.inf:
@@ -188,6 +187,8 @@ def watched(function: Callable[..., Any], errors: list[str]) -> Callable[..., An
             require(returned, f"`{function.__name__}` returned nothing")
             steps = all(isinstance(step, Advance) for step in getattr(answer, "advance", ()))
             require(steps, "a Plan takes a list of steps: Plan([Advance(request, tokens), ...])")
+            held = any(isinstance(step, Advance) for step in getattr(answer, "hold", ()))
+            require(not held, "`hold` takes requests, not steps")
         except Exception as error:
             errors.append(sentence_of(error))
             raise

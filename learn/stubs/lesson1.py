@@ -4,7 +4,7 @@ from seams import Advance, Plan
 
 
 class OneAtATime:
-    answers = "own"  # an answer leaves with the last token of its request
+    answers = "own"  # leave this line, the engine reads it: an answer leaves with its last token
 
     def plan(self, view):
         # Yours: the only resident advances, by all its tokens that are known and not yet computed.

@@ -4,7 +4,7 @@ from seams import Advance, Plan
 
 
 class WholeBatch:
-    answers = "batch"  # all answers leave when the batch ends
+    answers = "batch"  # leave this line, the engine reads it: all answers leave when the batch ends
 
     def plan(self, view):
         # Yours: if there are residents, those that are not done advance, and those that are done

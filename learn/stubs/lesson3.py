@@ -4,7 +4,7 @@ from seams import Advance, Plan
 
 
 class EveryIteration:
-    answers = "own"  # an answer leaves with the last token of its request
+    answers = "own"  # leave this line, the engine reads it: an answer leaves with its last token
 
     def plan(self, view):
         # Yours: all residents advance, and beside them as many newcomers as there are free places

@@ -19,9 +19,9 @@ class KVBlocks(PlainMemory):
         raise NotImplementedError("`fit` returns a number of requests")
 
     def open(self, requests):
-        # Yours: take blocks from self.free for each request, and write them into self.table
+        # Yours, before `return`: take blocks from self.free for each request, into self.table
         raise NotImplementedError("`open` fills self.table")
-        return [0] * len(requests)  # tokens that a cache holds already: none
+        return [0] * len(requests)  # tokens that it need not compute: none
 
     def release(self, request):
         # Yours: its blocks return to self.free, and it has no table any more
