@@ -109,7 +109,8 @@ class Config(ModelOptions):
     """most requests in one iteration"""
     max_resident: int | None = QUEUE.option(None, least=1, most=16384)
     """most requests that hold KV memory, those that a policy pauses included; at least
-    --max-batch-size; none: --max-batch-size, and four times as many for policies that pause"""
+    --max-batch-size; none: --max-batch-size, and four times as many for policies that pause
+    and for your own"""
     max_waiting: int = QUEUE.option(1024, least=1, most=16384)
     """most requests in the queue; further ones get 429"""
     max_waiting_prompt_tokens: int = QUEUE.option(2**20, least=1, most=2**40)

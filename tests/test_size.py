@@ -32,9 +32,9 @@ LINES = {
     "scheduling": 2205,
     "tests": 31212,
     "text": 1937,
-    "others": 7388,
+    "others": 7389,
 }
-PRODUCT_LINES = 39209  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39210  # all but tests, benchmarks, client and learn
 SHORT_FILES = 34
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have

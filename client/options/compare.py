@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="compare.sh",
         description="Compare batching modes on this machine; writes a table, pictures and raw data "
-        "to results/<time>/. The default run ends within five minutes, of a slow model within ten.",
+        "to results/<time>/. The default run takes about five minutes, with a slow model ten.",
         epilog="Options after -- go to each server.sh, e.g. -- --max-batch-size 32",
     )
     values = {
