@@ -37,14 +37,16 @@ def kept_choices(
     measure: Callable[[Sequence[str]], Choices],
 ) -> Choices:
     """For each key one of `allowed`: what `measure` chose for it, now or earlier. The file's name
-    changes with `identity`, on which speed depends. Where there is no file, all are measured."""
+    changes with `allowed` and `identity`, on which speed depends. Where there is no file, all are
+    measured."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "choice.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # only now: while another thread measures, torch has one thread
-            digest = hashlib.sha256(repr(identity()).encode()).hexdigest()[:16]
+            facts = identity(), sorted(allowed)  # where no compiler is, others remain
+            digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
             path = folder / f"choice-{kind}-{digest}.json"
             kept = _read(path, allowed)
             if missing := [key for key in keys if key not in kept]:

@@ -23,18 +23,18 @@ LINES = {
     "benchmarks": 6362,
     "client": 8298,
     "deferred": 3026,
-    "kernels": 1271,
+    "kernels": 1273,
     "learn": 1197,
     "model_server": 2125,
     "models": 2774,
     "router": 4925,
     "runtime": 5190,
     "scheduling": 2205,
-    "tests": 31212,
+    "tests": 31221,
     "text": 1937,
     "others": 7389,
 }
-PRODUCT_LINES = 39210  # all but tests, benchmarks, client and learn
+PRODUCT_LINES = 39212  # all but tests, benchmarks, client and learn
 SHORT_FILES = 34
 LONG_FUNCTIONS = 7
 REPEATED_CLASS_NAMES = 12  # names that two classes outside the tests have

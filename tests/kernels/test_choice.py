@@ -18,12 +18,16 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
 
 
-def choose(measured: list[str], *keys: str, machine: str = "this") -> Choices:
+def choose(
+    measured: list[str], *keys: str, machine: str = "this", slow_alone: bool = False
+) -> Choices:
+    allowed = ["slow"] if slow_alone else ["fast", "slow"]
+
     def measure(missing: Sequence[str]) -> Choices:
         measured.extend(missing)
-        return dict.fromkeys(missing, "fast")
+        return dict.fromkeys(missing, allowed[0])
 
-    return kept_choices("some", lambda: machine, keys, ["fast", "slow"], measure)
+    return kept_choices("some", lambda: machine, keys, allowed, measure)
 
 
 def test_a_key_is_measured_once_unless_the_file_is_invalid(tmp_path: Path) -> None:
@@ -40,6 +44,11 @@ def test_a_key_is_measured_once_unless_the_file_is_invalid(tmp_path: Path) -> No
         path.write_text(text)
         assert choose(measured, "a") == json.loads(path.read_text()) == {"a": "fast"}
     assert measured[3:] == ["a"] * 4
+
+
+def test_a_start_without_a_compiler_decides_nothing_for_later_ones() -> None:
+    assert choose([], "a", slow_alone=True) == {"a": "slow"}
+    assert choose([], "a") == {"a": "fast"}
 
 
 def test_processes_that_start_together_measure_once_and_agree() -> None:
