@@ -184,6 +184,7 @@ def test_ctrl_c_ends_waiting_requests_with_an_error_and_leaves_no_process(
     with serving(tmp_path, hash_model={"step_s": step_s}) as server, clients(number) as call:
         waiting = [call(server.ask, "x", 1000) for _ in range(number)]
         server.reaches(received=number)
+        eventually(lambda: server.counts()["running"] > 0, "an iteration")
         server.interrupt()
         server.process.wait(PATIENCE_S)
         assert server.members() == []
