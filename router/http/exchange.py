@@ -283,7 +283,7 @@ class Attempt:
 
     def _failed(self, outcome: AttemptEnd, reason: str, error: RouterError) -> Failed | None:
         """`error`: for the client; it names no address. An answer that has begun is ended in a
-        recognisable way."""
+        recognisable way, unless it is a stream whose last event has come: it lacks nothing."""
         x, routed = self._x, self._x.routed
         if x.takes_events and self._tail.rstrip().endswith(LAST_EVENT):
             self._done(AttemptEnd.SUCCESS, self._tail)
